@@ -1,0 +1,229 @@
+"""SLO checks: each target holds, fails or stays unresolved, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from objectives.metrics import Metrics, apply_stat, is_good, request_value
+from objectives.records import Probe, RequestRecord
+from objectives.slo import Metric, Slo, Target
+from objectives.statistics import (
+    Interval,
+    mean_interval,
+    percentile_interval,
+    share_interval,
+    smallest_sample,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SloCheck:
+    """One target against one measurement.
+
+    Attributes:
+        target: canonical text.
+        observed: in the limit's unit; None when undefined or beyond any number (failures).
+        ratio: observed / limit, or limit / observed where more is better; at most 1 holds.
+        holds: None means unresolved, too few requests to say.
+        low: lower end of the 95 % interval of `observed`; None where the data do not bound it.
+        high: upper end.
+        n: how many values `observed` rests on.
+        n_needed: how many the verdict needs.
+    """
+
+    target: str
+    observed: float | None
+    ratio: float | None
+    holds: bool | None
+    low: float | None
+    high: float | None
+    n: int
+    n_needed: int
+
+
+def check_slo(probes: Sequence[Probe], *, slo: Slo, metrics: Metrics) -> tuple[SloCheck, ...]:
+    """Check every target; a failed request is a violation of each latency target."""
+    measured = [r for probe in probes for r in probe.measured]
+    return tuple(_check(target, measured, slo=slo, metrics=metrics) for target in slo.targets)
+
+
+def slo_holds(checks: Sequence[SloCheck]) -> bool | None:
+    """Joint verdict: fails if one target fails, holds if all hold, else unresolved."""
+    if any(check.holds is False for check in checks):
+        return False
+    return True if checks and all(check.holds for check in checks) else None
+
+
+def worst_ratio(checks: Sequence[SloCheck], *, slo: Slo) -> float | None:
+    """The largest ratio over the latency targets, None where one of them is undefined."""
+    names = {target.canonical for target in slo.latency_targets}
+    ratios = [check.ratio for check in checks if check.target in names]
+    if not ratios or any(ratio is None for ratio in ratios):
+        return None
+    return max(ratio for ratio in ratios if ratio is not None)
+
+
+def violation(check: SloCheck, *, cap: float = 4.0) -> float:
+    """The scaled violation `ratio - 1`, clipped to [-1, cap]; the cap where undefined."""
+    if check.ratio is None:
+        return cap
+    return min(max(check.ratio - 1.0, -1.0), cap)
+
+
+def requests_needed(slo: Slo, *, class_shares: Mapping[str, float]) -> int:
+    """How many measured requests let every target of the SLO be resolved.
+
+    A target of one traffic class needs the more requests the smaller the class' share is.
+    """
+    return max(
+        (
+            math.ceil(_sample_needed(target) / class_shares.get(target.traffic_class or "", 1.0))
+            for target in slo.targets
+        ),
+        default=1,
+    )
+
+
+def _check(
+    target: Target, measured: Sequence[RequestRecord], *, slo: Slo, metrics: Metrics
+) -> SloCheck:
+    records = [r for r in measured if target.traffic_class in (None, r.traffic_class)]
+    if target.metric.is_latency:
+        return _check_latency(target, records)
+    if target.metric.is_share:
+        return _check_share(target, records, slo=slo)
+    return _check_rate(target, metrics)
+
+
+def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck:
+    assert target.stat is not None
+    values = _latency_values(target, records)
+    observed = apply_stat(values, target.stat) if values else None
+    # Interpolating next to an infinite value gives nan; either way the failures decide.
+    if observed is not None and not math.isfinite(observed):
+        observed = None
+    interval = _latency_interval(values, target.stat)
+    needed = _sample_needed(target)
+    holds = _latency_verdict(target, values, observed, interval, needed)
+    ratio = None if observed is None else observed / target.limit
+    return SloCheck(
+        target.canonical, observed, ratio, holds, interval.low, interval.high, len(values), needed
+    )
+
+
+def _latency_values(target: Target, records: Sequence[RequestRecord]) -> list[float]:
+    if target.metric is Metric.ITL:
+        gaps = [gap for r in records if r.succeeded for gap in r.itl_ms]
+        return gaps + [math.inf] * sum(not r.succeeded for r in records)
+    values: list[float] = []
+    for record in records:
+        value = request_value(record, target.metric, stat=target.stat)
+        if not record.succeeded:
+            values.append(math.inf)
+        elif value is not None:
+            values.append(value)
+    return values
+
+
+def _latency_interval(values: Sequence[float], stat: str) -> Interval:
+    finite = [value for value in values if math.isfinite(value)]
+    if stat == "max" or not values:
+        return Interval(None, None)
+    if stat == "mean":
+        return mean_interval(values) if len(finite) == len(values) else Interval(None, None)
+    return percentile_interval(values, float(stat.removeprefix("p")))
+
+
+def _latency_verdict(
+    target: Target,
+    values: Sequence[float],
+    observed: float | None,
+    interval: Interval,
+    needed: int,
+) -> bool | None:
+    if not values:
+        return None
+    if observed is None:
+        return False
+    if len(values) >= needed:
+        return observed <= target.limit
+    if target.stat == "max" and observed > target.limit:
+        return False
+    if interval.low is not None and interval.low > target.limit:
+        return False
+    return None
+
+
+def _check_share(target: Target, records: Sequence[RequestRecord], *, slo: Slo) -> SloCheck:
+    if target.metric is Metric.ERROR_RATE:
+        count = sum(not r.succeeded for r in records)
+    else:
+        count = sum(is_good(r, slo.latency_targets) for r in records)
+    total = len(records)
+    needed = _sample_needed(target)
+    interval = share_interval(count, total)
+    observed = count / total if total else None
+    holds = _share_verdict(target, observed, interval, total=total, needed=needed)
+    return SloCheck(
+        target.canonical,
+        observed,
+        _ratio(target, observed),
+        holds,
+        interval.low,
+        interval.high,
+        total,
+        needed,
+    )
+
+
+def _share_verdict(
+    target: Target, observed: float | None, interval: Interval, *, total: int, needed: int
+) -> bool | None:
+    if observed is None:
+        return None
+    if total >= needed:
+        return _meets_limit(target, observed)
+    proven = interval.high if target.op == ">=" else interval.low
+    return False if proven is not None and not _meets_limit(target, proven) else None
+
+
+def _check_rate(target: Target, metrics: Metrics) -> SloCheck:
+    of = metrics if target.traffic_class is None else metrics.by_class.get(target.traffic_class)
+    observed = getattr(of, target.metric.value) if of is not None else None
+    holds = None if observed is None else _meets_limit(target, observed)
+    n = of.n_requests if of is not None else 0
+    return SloCheck(target.canonical, observed, _ratio(target, observed), holds, None, None, n, 1)
+
+
+def _meets_limit(target: Target, observed: float) -> bool:
+    return observed <= target.limit if target.op == "<=" else observed >= target.limit
+
+
+def _ratio(target: Target, observed: float | None) -> float | None:
+    if observed is None:
+        return None
+    if target.op == "<=":
+        return observed / target.limit
+    return target.limit / observed if observed > 0 else None
+
+
+def _sample_needed(target: Target) -> int:
+    """By rule: as many requests as could certify the share if none violated it.
+
+    `error_rate` is judged as observed: certifying 1 % would take 299 requests at every load, and
+    a failure is also a violation of each latency target.
+    """
+    if target.metric.is_latency:
+        if target.stat == "mean":
+            return 2
+        return 1 if target.stat == "max" else smallest_sample(_percent(target.stat))
+    if target.metric is Metric.GOODPUT:
+        return smallest_sample(target.limit * 100)
+    return 1
+
+
+def _percent(stat: str | None) -> float:
+    assert stat is not None
+    return float(stat.removeprefix("p"))

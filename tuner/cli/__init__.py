@@ -1,0 +1,1 @@
+"""Parse and print; decide nothing."""

@@ -1,0 +1,38 @@
+"""`tune export`: one artefact, printed or written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from objectives import Policy
+from tuner.cli.output import print_result
+from tuner.clock import SystemClock
+from tuner.errors import UsageError
+from tuner.exports import export_files
+from tuner.run import report_of
+from tuner.store.files import write_atomic
+
+
+def export(run: Path, *, policy: str, export_format: str, output: Path | None) -> int:
+    """Write one launch artefact; several files go to the folder of the first."""
+    document = report_of(run, clock=SystemClock())
+    files = export_files(document, policy=_policy(policy), export_format=export_format)
+    first = next(iter(files))
+    if output is None:
+        print_result(files[first].rstrip("\n"))
+        return 0
+    target = output / first if output.is_dir() else output
+    for name, text in files.items():
+        path = target if name == first else target.parent / name
+        write_atomic(path, text.encode())
+        print(f"wrote {path}", file=sys.stderr)
+    return 0
+
+
+def _policy(name: str) -> Policy:
+    try:
+        return Policy(name)
+    except ValueError:
+        allowed = ", ".join(p.value for p in Policy)
+        raise UsageError([f"--policy {name}: unknown policy; allowed are {allowed}"]) from None

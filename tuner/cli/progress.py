@@ -1,0 +1,198 @@
+"""Progress on stderr: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from tuner.durations import format_duration
+from tuner.events import Event, Listener
+from tuner.records import Outcome, TrialRecord
+from tuner.report.phrases import number_text, settings_text
+from tuner.verdict import best_level, to_candidate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_TABLE_WIDTH = 100
+
+
+class _Options(Protocol):
+    @property
+    def is_quiet(self) -> bool: ...
+
+    @property
+    def is_verbose(self) -> bool: ...
+
+
+@contextmanager
+def make_progress(options: _Options) -> Iterator[Listener]:
+    """A listener that shows progress as the stream and the options allow."""
+    if options.is_quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty() and "NO_COLOR" not in os.environ and not options.is_verbose:
+        with _live_progress() as listener:
+            yield listener
+    else:
+        yield LineProgress(is_verbose=options.is_verbose)
+
+
+class LineProgress:
+    """One line for each thing worth knowing.
+
+    Args:
+        is_verbose: say when trials start, too.
+    """
+
+    def __init__(self, *, is_verbose: bool) -> None:
+        self._is_verbose = is_verbose
+
+    def __call__(self, event: Event) -> None:
+        """Print a line, if the event is worth one."""
+        text = self._text(event)
+        if text:
+            print(text, file=sys.stderr, flush=True)
+
+    def _text(self, event: Event) -> str:
+        if event.kind == "trial_finished":
+            return trial_line(event.record)
+        if event.kind in ("trial_started", "confirmation_trial_started"):
+            if not self._is_verbose:
+                return ""
+            settings = settings_text(event.details["settings"])
+            return f"start    trial {event.details['trial']}: {settings}"
+        return headline(event)
+
+
+def headline(event: Event) -> str:
+    """A sentence about the run as a whole; empty for other events."""
+    details = event.details
+    if event.kind == "session_started":
+        return f"engine: {event.record.engine.reason}\nrun folder: {details['folder']}"
+    if event.kind == "fleet_started":
+        owned = ", ".join(f"{w.name} owns GPU {'+'.join(w.gpu_ids)}" for w in event.record)
+        return f"workers: {owned}"
+    if event.kind == "resumed":
+        return f"resumed with {details['trials']} finished trials"
+    if event.kind == "confirmation_started":
+        return f"confirming: {details['measurements']} fresh measurements on new seeds"
+    if event.kind == "trial_retried":
+        return f"retry    trial {details['trial']}: {details['reason']}"
+    if event.kind == "cleaning_up":
+        return "stopping: engines are being stopped and checked (up to a minute)"
+    return ""
+
+
+def trial_line(record: TrialRecord) -> str:
+    """What came of a trial, in a line."""
+    name = f"trial {record.number:>3}"
+    if record.of_trial is not None:
+        name = f"confirm {record.of_trial} #{record.replicate}"
+    settings = record.label or settings_text(record.settings)
+    return f"{name:<13} {_result(record):<46} {settings}"
+
+
+def _result(record: TrialRecord) -> str:
+    if record.failure is not None:
+        return f"{record.failure.kind.value}: {record.failure.message}"[:80]
+    level = best_level(record)
+    if level is None:
+        return record.outcome.value
+    capacity = to_candidate(record).capacity
+    tokens = number_text(level.metrics.output_tokens_per_s, "tokens/s")
+    ratio = number_text(level.worst_ratio, digits=2)
+    if record.of_trial is None and capacity is None:
+        return f"fails already at {level.load} (worst ratio {ratio})"
+    verdict = "" if record.of_trial is None else (" holds" if level.holds else " does not hold")
+    return f"{level.load}: {tokens}, worst ratio {ratio}{verdict}"
+
+
+class _LiveState:
+    """What the live table shows."""
+
+    def __init__(self) -> None:
+        self.started_s = time.monotonic()
+        self.planned = 0
+        self.finished: list[TrialRecord] = []
+        self.running: dict[int, tuple[str, float]] = {}
+        self.workers = 0
+        self.phase = "starting"
+
+    def take(self, event: Event) -> None:
+        """Follow an event."""
+        if event.kind == "fleet_started":
+            self.workers = event.details["workers"]
+        elif event.kind == "search_started":
+            self.phase, self.planned = "searching", event.details["trials"]
+        elif event.kind == "confirmation_started":
+            self.phase = "confirming"
+            self.planned = len(self.finished) + event.details["measurements"]
+        elif event.kind in ("trial_started", "confirmation_trial_started"):
+            text = settings_text(event.details["settings"])
+            self.running[event.details["trial"]] = (text, time.monotonic())
+        elif event.kind == "trial_finished":
+            self.running.pop(event.record.number, None)
+            self.finished.append(event.record)
+
+    def time_left(self) -> str:
+        """A rough guess from the trials so far; empty before there are two."""
+        if len(self.finished) < 2 or not self.workers:
+            return ""
+        each_s = sum(r.engine_s for r in self.finished) / len(self.finished)
+        left = max(self.planned - len(self.finished), 0)
+        return f"about {format_duration(left * each_s / self.workers)} left of this part"
+
+    def best(self) -> TrialRecord | None:
+        """The search's best so far."""
+        able = [
+            r
+            for r in self.finished
+            if r.of_trial is None
+            and r.outcome is Outcome.MEASURED
+            and to_candidate(r).capacity is not None
+        ]
+        return max(able, key=lambda r: to_candidate(r).throughput, default=None)
+
+
+@contextmanager
+def _live_progress() -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.live import Live
+
+    state = _LiveState()
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def listen(event: Event) -> None:
+            state.take(event)
+            text = headline(event)
+            if event.kind == "trial_finished":
+                text = trial_line(event.record)
+            if text:
+                live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            live.update(_table(state))
+
+        yield listen
+
+
+def _table(state: _LiveState) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    elapsed = format_duration(time.monotonic() - state.started_s)
+    done = f"{len(state.finished)} of {state.planned} done"
+    table.add_row(state.phase, f"{done}, {elapsed} so far", state.time_left())
+    best = state.best()
+    if best is not None:
+        label = best.label or settings_text(best.settings)
+        table.add_row("best so far", _result(best), f"trial {best.number}: {label}"[:_TABLE_WIDTH])
+    for number, (settings, since_s) in sorted(state.running.items()):
+        age = format_duration(time.monotonic() - since_s)
+        table.add_row(f"running {number}", age, settings[:_TABLE_WIDTH])
+    for _ in range(state.workers - len(state.running)):
+        table.add_row("idle worker", "", "")
+    return table

@@ -1,0 +1,19 @@
+"""Engines under test: launch, ready, scrape, stop, prove gone."""
+
+from tuner.engines.arguments import SWITCHES, launch_command, merged_settings, to_arguments
+from tuner.engines.launcher import Engine, Launcher, LaunchRequest, ProcessLauncher
+from tuner.engines.scrape import Sampler, Snapshot, summarise
+
+__all__ = [
+    "SWITCHES",
+    "Engine",
+    "LaunchRequest",
+    "Launcher",
+    "ProcessLauncher",
+    "Sampler",
+    "Snapshot",
+    "launch_command",
+    "merged_settings",
+    "summarise",
+    "to_arguments",
+]

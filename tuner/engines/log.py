@@ -1,0 +1,93 @@
+"""What an engine's log proves: progress, the limits in force, and the root of a failure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tuner.records import EngineInfo
+
+TAIL_LINES = 40
+_TAIL_BYTES = 256 * 1024
+_HEAD_BYTES = 1024 * 1024
+
+_NON_DEFAULT_ARGS = re.compile(r"non-default args: (\{.*\})")
+_CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
+_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_ENGINE_CONFIG = re.compile(r"Initializing a V1 LLM engine")
+_SECRET = re.compile(
+    r"(?i)((?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?|Bearer\s+|\bhf_)"
+    r"[A-Za-z0-9_\-\.]{8,}"
+)
+
+
+class EngineLog:
+    """The file an engine's output goes to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def size_bytes(self) -> int:
+        """How much was written so far; a growing log is a sign of life."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def head(self) -> str:
+        """The beginning, where an engine tells how it is set up."""
+        return self._read(0, _HEAD_BYTES)
+
+    def text(self) -> str:
+        """The end of the log, secrets masked."""
+        start = max(0, self.size_bytes - _TAIL_BYTES)
+        return mask_secrets(self._read(start, _TAIL_BYTES))
+
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The last lines."""
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def _read(self, start: int, length: int) -> str:
+        if not self._path.exists():
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(length).decode("utf-8", errors="replace")
+
+
+def mask_secrets(text: str) -> str:
+    """Replace what looks like a token, key or password."""
+    return _SECRET.sub(lambda m: f"{m.group(1)}***", text)
+
+
+def non_default_args(log_text: str) -> Mapping[str, Any]:
+    """What vLLM's parser understood; empty where the log does not tell."""
+    found = _NON_DEFAULT_ARGS.search(log_text)
+    if found is None:
+        return {}
+    try:
+        args = ast.literal_eval(found.group(1))
+    except (ValueError, SyntaxError):
+        return {}
+    return args if isinstance(args, dict) else {}
+
+
+def with_log_facts(info: EngineInfo, log_text: str) -> EngineInfo:
+    """The info with what the log adds to it."""
+    chunked = _CHUNKED.search(log_text)
+    kv = _KV_TOKENS.search(log_text)
+    config = next((ln for ln in log_text.splitlines() if _ENGINE_CONFIG.search(ln)), "")
+    return replace(
+        info,
+        kv_cache_tokens=int(kv.group(1).replace(",", "")) if kv else info.kv_cache_tokens,
+        max_num_batched_tokens=int(chunked.group(1)) if chunked else None,
+        enable_chunked_prefill=_flag(config, "enable_chunked_prefill"),
+        enable_prefix_caching=_flag(config, "enable_prefix_caching"),
+    )
+
+
+def _flag(config_line: str, name: str) -> bool | None:
+    found = re.search(rf"\b{name}=(True|False)", config_line)
+    return None if found is None else found.group(1) == "True"

@@ -1,0 +1,170 @@
+"""An engine's process tree: every process it ever had, stopped as a whole, proven gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from tuner.clock import Clock
+from tuner.errors import StopFailed
+from tuner.records import Failure, FailureKind
+
+# vLLM aborts within 1-4 s of a SIGTERM when ready, and ignores the first one while it starts.
+_TERM_WAITS_S = (10.0, 5.0)
+_KILL_WAIT_S = 10.0
+_POLL_S = 0.05
+_SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # noqa: S108 - the kernel's own place
+
+
+class ProcessTree:
+    """A started command and all that it started, whoever their parent is by now.
+
+    Members are remembered by pid and start time from the moment they are seen, so one that was
+    re-parented after its parent's death is still ours, and a stranger who got a reused pid is not.
+
+    Args:
+        command: what to run, a list of words; no shell is involved.
+        env: the whole environment.
+        log_path: where output goes.
+        new_session: start in a session of its own. Outside Ray this keeps Ctrl-C away from the
+            engine; inside a Ray actor it would make the engine survive the actor, so not there.
+        clock: for waiting.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: dict[str, str],
+        log_path: Path,
+        new_session: bool,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self._new_session = new_session
+        with log_path.open("ab") as log:
+            self._popen = subprocess.Popen(
+                list(command),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=new_session,
+            )
+        self._members: dict[int, psutil.Process] = {}
+        self._remember(self._popen.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the command itself; None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def pid(self) -> int:
+        """The command's process id."""
+        return self._popen.pid
+
+    def living(self) -> list[psutil.Process]:
+        """Every member that still runs; call it now and then, so that children become known."""
+        self._popen.poll()
+        self._look_for_children()
+        return [p for p in self._members.values() if _is_alive(p)]
+
+    def stop(self) -> None:
+        """End the whole tree: ask, ask again, kill; then prove that nobody is left.
+
+        Raises:
+            StopFailed: when a member survives SIGKILL.
+        """
+        members = self.living()
+        segments = _shared_memory_of(members)
+        # The leader is asked first: it knows best how to end the rest.
+        leader = [p for p in members if p.pid == self._popen.pid]
+        ended = (
+            self._end(leader, signal.SIGTERM, wait_s=_TERM_WAITS_S[0])
+            or self._end(self.living(), signal.SIGTERM, wait_s=_TERM_WAITS_S[1])
+            or self._end(self.living(), signal.SIGKILL, wait_s=_KILL_WAIT_S)
+        )
+        if not ended:
+            pids = ", ".join(f"pid {p.pid}" for p in self.living())
+            raise StopFailed(
+                Failure(FailureKind.STOP_FAILED, f"still running after SIGKILL: {pids}")
+            )
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+
+    def _end(
+        self, processes: Sequence[psutil.Process], number: signal.Signals, *, wait_s: float
+    ) -> bool:
+        """Send a signal; whether the whole tree is gone within the time."""
+        for process in processes:
+            _send(process, number)
+        end_s = self._clock.now_s() + (wait_s if processes else 0.0)
+        while self.living():
+            if self._clock.now_s() >= end_s:
+                return False
+            self._clock.sleep_s(_POLL_S)
+        return True
+
+    def _look_for_children(self) -> None:
+        if self._new_session:
+            strangers = (pid for pid in psutil.pids() if pid not in self._members)
+            for pid in strangers:
+                if _session_of(pid) == self._popen.pid:
+                    self._remember(pid)
+        # All descend from the leader; once it is gone, from whoever it left behind.
+        leader = self._members.get(self._popen.pid)
+        roots = [leader] if leader and _is_alive(leader) else list(self._members.values())
+        for process in roots:
+            try:
+                children = process.children(recursive=True)
+            except psutil.Error:
+                continue
+            for child in children:
+                self._members.setdefault(child.pid, child)
+
+    def _remember(self, pid: int) -> None:
+        try:
+            self._members[pid] = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            return
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        # is_running compares start times, so a reused pid is not taken for ours.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Segments that the processes have mapped; a killed server leaves them behind."""
+    segments: set[Path] = set()
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        segments |= {Path(found) for found in _SEGMENT.findall(maps)}
+    return segments

@@ -1,0 +1,176 @@
+"""The engine's own `/metrics`: exact names, sums over engine cores, differences of counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from objectives import EngineCounters
+from tuner.clock import Clock
+
+INTERVAL_S = 0.4
+
+# vLLM renamed series between versions; the first name that a scrape has is taken.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "process_start_s": ("process_start_time_seconds",),
+}
+_CACHE_INFO = "vllm:cache_config_info"
+_WANTED = (*(name for names in _NAMES.values() for name in names), _CACHE_INFO)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One scrape; None where the engine does not tell.
+
+    Attributes:
+        at_s: when, on the machine's monotonic clock.
+        running: sequences being worked on, summed over engine cores.
+        waiting: requests in the queue, likewise.
+        kv_cache_usage: share of KV blocks in use, the fullest core.
+        preemptions: since the engine's start.
+        prefix_hits: tokens found in the prefix cache since the start.
+        prefix_queries: tokens looked for.
+        process_start_s: changes when the engine restarts.
+        kv_cache_tokens: size of the KV cache.
+    """
+
+    at_s: float
+    running: float | None = None
+    waiting: float | None = None
+    kv_cache_usage: float | None = None
+    preemptions: float | None = None
+    prefix_hits: float | None = None
+    prefix_queries: float | None = None
+    process_start_s: float | None = None
+    kv_cache_tokens: int | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits; unknown counts as idle."""
+        return not self.running and not self.waiting
+
+
+def parse_snapshot(text: str, *, at_s: float) -> Snapshot:
+    """Read a Prometheus text; series of several engine cores are joined."""
+    # The parser is slow and most series are histograms that nobody asks for.
+    wanted = [line for line in text.splitlines() if line.startswith(_WANTED)]
+    values: dict[str, list[float]] = {}
+    cache_labels: list[dict[str, str]] = []
+    for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
+        for sample in family.samples:
+            if sample.name == _CACHE_INFO:
+                cache_labels.append(dict(sample.labels))
+            else:
+                values.setdefault(sample.name, []).append(sample.value)
+
+    def joined(key: str, join: Callable[[list[float]], float] = sum) -> float | None:
+        found = next((values[name] for name in _NAMES[key] if name in values), None)
+        return None if found is None else join(found)
+
+    return Snapshot(
+        at_s=at_s,
+        running=joined("running"),
+        waiting=joined("waiting"),
+        kv_cache_usage=joined("kv_cache_usage", max),
+        preemptions=joined("preemptions"),
+        prefix_hits=joined("prefix_hits"),
+        prefix_queries=joined("prefix_queries"),
+        process_start_s=joined("process_start_s", max),
+        kv_cache_tokens=_kv_cache_tokens(cache_labels),
+    )
+
+
+def summarise(samples: Sequence[Snapshot]) -> EngineCounters:
+    """What a series of scrapes says about the time it spans."""
+    if not samples:
+        return EngineCounters()
+    first, last = samples[0], samples[-1]
+    queries = _difference(first, last, "prefix_queries")
+    hits = _difference(first, last, "prefix_hits")
+    preemptions = _difference(first, last, "preemptions")
+    running = [s.running for s in samples if s.running is not None]
+    waiting = [s.waiting for s in samples if s.waiting is not None]
+    usage = [s.kv_cache_usage for s in samples if s.kv_cache_usage is not None]
+    return EngineCounters(
+        kv_cache_usage_peak=max(usage, default=None),
+        running_mean=sum(running) / len(running) if running else None,
+        running_peak=max(running, default=None),
+        waiting_mean=sum(waiting) / len(waiting) if waiting else None,
+        waiting_peak=max(waiting, default=None),
+        preemption_count=None if preemptions is None else round(preemptions),
+        prefix_cache_hit_rate=hits / queries if hits is not None and queries else None,
+        sample_count=len(samples),
+    )
+
+
+class Sampler:
+    """Scrapes an engine in the background, a few times a second.
+
+    Args:
+        scrape: one scrape, or None where it failed.
+        clock: for the pauses.
+    """
+
+    def __init__(self, scrape: Callable[[], Snapshot | None], *, clock: Clock) -> None:
+        self._scrape = scrape
+        self._clock = clock
+        self._samples: list[Snapshot] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics-sampler", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self._take()
+
+    def between(self, start_s: float, end_s: float) -> list[Snapshot]:
+        """The samples of a span, with the one before and the one after for differences."""
+        inside = [i for i, s in enumerate(self._samples) if start_s <= s.at_s <= end_s]
+        if not inside:
+            return []
+        return self._samples[max(0, inside[0] - 1) : inside[-1] + 2]
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._take()
+            self._stop.wait(INTERVAL_S)
+
+    def _take(self) -> None:
+        sample = self._scrape()
+        if sample is not None:
+            self._samples.append(sample)
+
+
+def _difference(first: Snapshot, last: Snapshot, name: str) -> float | None:
+    """Growth of a counter; None when it is unknown, went back, or the engine restarted."""
+    before, after = getattr(first, name), getattr(last, name)
+    if before is None or after is None or after < before:
+        return None
+    if first.process_start_s != last.process_start_s:
+        return None
+    difference: float = after - before
+    return difference
+
+
+def _kv_cache_tokens(cache_labels: Sequence[dict[str, str]]) -> int | None:
+    total = 0
+    for labels in cache_labels:
+        try:
+            total += int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        except (KeyError, ValueError):
+            return None
+    return total or None

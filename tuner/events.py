@@ -1,0 +1,25 @@
+"""The one stream of what happens in a run; log file, live table and web page read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened.
+
+    Attributes:
+        kind: as `trial_started`.
+        details: plain data, for `events.jsonl`.
+        record: the object it is about, for listeners in this process; not written.
+    """
+
+    kind: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    record: Any = None
+
+
+Listener = Callable[[Event], None]

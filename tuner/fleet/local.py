@@ -1,0 +1,97 @@
+"""A fleet of threads in this process, without Ray; engines and meters are processes anyway."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+
+from tuner.errors import Cancelled, InfrastructureError
+from tuner.fleet.fleet import Completion, WorkerInfo
+from tuner.fleet.worker import Worker
+from tuner.records import TrialSpec
+
+_CLOSE_TIMEOUT_S = 60.0
+
+
+class LocalFleet:
+    """One thread a worker.
+
+    Args:
+        gpu_groups: the GPUs of each worker, disjoint.
+    """
+
+    def __init__(self, gpu_groups: Sequence[tuple[str, ...]]) -> None:
+        env = dict(os.environ)
+        host = socket.gethostname()
+        self._workers = {
+            f"worker-{i}": Worker(name=f"worker-{i}", gpu_ids=ids, env=env, new_session=True)
+            for i, ids in enumerate(gpu_groups)
+        }
+        self._infos = tuple(
+            WorkerInfo(f"worker-{i}", ids, host) for i, ids in enumerate(gpu_groups)
+        )
+        self._threads: dict[str, threading.Thread] = {}
+        self._completions: queue.Queue[Completion | BaseException] = queue.Queue()
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The workers that can be given work."""
+        return self._infos
+
+    @property
+    def idle_count(self) -> int:
+        """How many of them have none."""
+        return len(self._idle())
+
+    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+        """Give a trial to an idle worker.
+
+        Raises:
+            InfrastructureError: when no worker is idle.
+        """
+        idle = self._idle()
+        if not idle:
+            raise InfrastructureError("no worker is idle")
+        name = next((n for n in idle if n != avoid), idle[0])
+        thread = threading.Thread(target=self._run, args=(name, spec), name=name, daemon=True)
+        self._threads[name] = thread
+        thread.start()
+
+    def collect(self, *, timeout_s: float) -> list[Completion]:
+        """Trials that ended, waiting at most so long for the first."""
+        done: list[Completion] = []
+        try:
+            item = self._completions.get(timeout=timeout_s)
+            while True:
+                if isinstance(item, BaseException):
+                    raise item
+                self._threads[item.worker].join()
+                del self._threads[item.worker]
+                done.append(item)
+                item = self._completions.get_nowait()
+        except queue.Empty:
+            return done
+
+    def close(self) -> None:
+        """Stop what runs and wait until it is cleaned up."""
+        for worker in self._workers.values():
+            worker.cancel()
+        for thread in self._threads.values():
+            thread.join(_CLOSE_TIMEOUT_S)
+        for worker in self._workers.values():
+            worker.close()
+
+    def _idle(self) -> list[str]:
+        return [name for name in self._workers if name not in self._threads]
+
+    def _run(self, name: str, spec: TrialSpec) -> None:
+        try:
+            result = self._workers[name].run(spec)
+            self._completions.put(Completion(spec, name, result))
+        except Cancelled as reason:
+            self._completions.put(Completion(spec, name, None, str(reason)))
+        except BaseException as error:  # noqa: BLE001 - a fault of the tool is raised by collect
+            self._completions.put(error)

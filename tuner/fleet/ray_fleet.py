@@ -1,0 +1,209 @@
+"""A fleet of Ray actors, each owning its GPUs; the only home of Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from tuner.errors import Cancelled, InfrastructureError
+from tuner.fleet.fleet import Completion, WorkerInfo
+from tuner.fleet.worker import Worker, worker_environment
+from tuner.records import TrialResult, TrialSpec
+
+# What Ray puts into its workers' environment and an engine would obey.
+_SET_BY_RAY = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_START_TIMEOUT_S = 120.0
+_CLOSE_TIMEOUT_S = 60.0
+
+
+class _Actor:
+    """The worker as a Ray actor; `cancel` runs beside `run` (max_concurrency)."""
+
+    def __init__(self, name: str, driver_env: dict[str, str | None]) -> None:
+        gpu_ids = tuple(str(i) for i in ray.get_gpu_ids())
+        self._info = WorkerInfo(name, gpu_ids, socket.gethostname())
+        # Ray ends an actor's process group with the actor; an engine in a session of its own
+        # would survive that and keep its GPU.
+        self._worker = Worker(
+            name=name, gpu_ids=gpu_ids, env=worker_environment(driver_env), new_session=False
+        )
+
+    def info(self) -> WorkerInfo:
+        return self._info
+
+    def run(self, spec: TrialSpec) -> TrialResult:
+        return self._worker.run(spec)
+
+    def cancel(self) -> None:
+        self._worker.cancel()
+
+
+@dataclass(slots=True)
+class _Member:
+    info: WorkerInfo
+    actor: Any
+
+
+class RayFleet:
+    """Workers on a Ray cluster: an existing one by address, else one on this machine.
+
+    Args:
+        workers: how many.
+        gpus_per_worker: GPUs that each owns.
+        address: of a running cluster; None starts Ray here.
+        logical_gpus: how many GPUs to tell a local Ray of; None lets it count real ones.
+
+    Raises:
+        InfrastructureError: when the cluster cannot hold that many workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        gpus_per_worker: int,
+        address: str | None = None,
+        logical_gpus: int | None = None,
+    ) -> None:
+        driver_env = {name: os.environ.get(name) for name in _SET_BY_RAY}
+        self._started_ray = _connect(address, logical_gpus=logical_gpus)
+        try:
+            _check_resources(workers=workers, gpus_per_worker=gpus_per_worker)
+            self._members = _start_members(workers, gpus_per_worker, driver_env)
+            _refuse_shared_gpus([m.info for m in self._members.values()])
+        except BaseException:
+            self._disconnect()
+            raise
+        self._running: dict[Any, tuple[str, TrialSpec]] = {}
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The workers that can be given work."""
+        return tuple(member.info for member in self._members.values())
+
+    @property
+    def idle_count(self) -> int:
+        """How many of them have none."""
+        return len(self._idle())
+
+    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+        """Give a trial to an idle worker.
+
+        Raises:
+            InfrastructureError: when no worker is idle.
+        """
+        idle = self._idle()
+        if not idle:
+            raise InfrastructureError("no worker is idle")
+        name = next((n for n in idle if n != avoid), idle[0])
+        reference = self._members[name].actor.run.remote(spec)
+        self._running[reference] = (name, spec)
+
+    def collect(self, *, timeout_s: float) -> list[Completion]:
+        """Trials that ended, waiting at most so long for the first.
+
+        A worker that died gives its trial back as lost and leaves the fleet.
+        """
+        if not self._running:
+            return []
+        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
+        return [self._completion(reference) for reference in ready]
+
+    def close(self) -> None:
+        """Stop what runs, wait until it is cleaned up, end the actors."""
+        for member in self._members.values():
+            member.actor.cancel.remote()
+        if self._running:
+            ray.wait(list(self._running), num_returns=len(self._running), timeout=_CLOSE_TIMEOUT_S)
+        for member in self._members.values():
+            ray.kill(member.actor)
+        self._disconnect()
+
+    def _completion(self, reference: Any) -> Completion:
+        name, spec = self._running.pop(reference)
+        try:
+            result: TrialResult = ray.get(reference)
+        except RayActorError as error:
+            del self._members[name]
+            return Completion(spec, name, None, f"{name} was lost: {_first_line(error)}")
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, Cancelled):
+                return Completion(spec, name, None, str(cause))
+            raise cause if isinstance(cause, Exception) else error from error
+        return Completion(spec, name, result)
+
+    def _idle(self) -> list[str]:
+        busy = {name for name, _ in self._running.values()}
+        return [name for name in self._members if name not in busy]
+
+    def _disconnect(self) -> None:
+        if self._started_ray:
+            ray.shutdown()
+
+
+def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
+    """Connect to Ray; whether this process did (and so must disconnect)."""
+    if ray.is_initialized():
+        return False
+    # Ray reads this before it starts; the usage report is a phone call home.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True}
+    if address is None:
+        options |= {"num_gpus": logical_gpus, "include_dashboard": False}
+    else:
+        options["address"] = address
+    try:
+        ray.init(logging_level="ERROR", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+        raise InfrastructureError(f"cannot reach {where}: {error}") from error
+    return True
+
+
+def _check_resources(*, workers: int, gpus_per_worker: int) -> None:
+    have = ray.cluster_resources().get("GPU", 0)
+    wanted = workers * gpus_per_worker
+    if have < wanted:
+        raise InfrastructureError(
+            f"{workers} workers with {gpus_per_worker} GPU each need {wanted} GPUs, "
+            f"the Ray cluster has {have:g}; lower --gpus or --gpus-per-engine"
+        )
+
+
+def _start_members(
+    workers: int, gpus_per_worker: int, driver_env: Mapping[str, str | None]
+) -> dict[str, _Member]:
+    actor_class = ray.remote(_Actor).options(
+        num_gpus=gpus_per_worker, num_cpus=0, max_concurrency=2, max_restarts=0
+    )
+    names = [f"worker-{i}" for i in range(workers)]
+    actors = {name: actor_class.remote(name, dict(driver_env)) for name in names}
+    try:
+        infos = ray.get([a.info.remote() for a in actors.values()], timeout=_START_TIMEOUT_S)
+    except (GetTimeoutError, RayActorError) as error:
+        raise InfrastructureError(
+            f"the Ray cluster did not start {workers} workers within {_START_TIMEOUT_S:g} s; "
+            f"are its GPUs in use? ({_first_line(error)})"
+        ) from error
+    return {i.name: _Member(i, actors[i.name]) for i in infos}
+
+
+def _refuse_shared_gpus(infos: Sequence[WorkerInfo]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for info in infos:
+        for gpu_id in info.gpu_ids:
+            if (info.host, gpu_id) in seen:
+                raise InfrastructureError(f"two workers were given GPU {gpu_id} of {info.host}")
+            seen.add((info.host, gpu_id))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

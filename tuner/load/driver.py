@@ -1,0 +1,183 @@
+"""Drives a probe: warm-up, measured requests, filler until the last measured one is done.
+
+Closed loop (concurrency): so many slots, each takes the next request as soon as it is free. The
+warm-up answers are cut to even shares of their length, so that the slots do not run in lock-step
+and the burst of first prompts stays outside the measured window. Open loop (rate): Poisson
+arrivals on an absolute schedule, whatever the engine does. In both, filler keeps the load
+constant until every measured request is done; what is then in flight is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from objectives import RequestFailure, RequestRecord, RequestRole
+from tuner.load.spec import ProbeSpec
+from tuner.workloads import PlannedRequest, RequestPlan
+
+# A probe is given up once so many requests, and more than half of them, have failed.
+_GIVE_UP_FAILURES = 20
+_WATCH_S = 0.25
+_SHORTEST_WARM_UP = 10
+
+
+class Sender(Protocol):
+    """Sends one request and returns its record; never raises for what the engine does."""
+
+    async def send(
+        self, request: PlannedRequest, *, role: RequestRole, scheduled_s: float
+    ) -> RequestRecord:
+        """Send and read to the end."""
+        ...
+
+
+class ProbeDriver:
+    """One probe.
+
+    Args:
+        spec: what to drive.
+        sender: how a request is sent.
+        now_s: the clock that also stamps the records.
+    """
+
+    def __init__(self, spec: ProbeSpec, *, sender: Sender, now_s: Callable[[], float]) -> None:
+        self._spec = spec
+        self._sender = sender
+        self._now_s = now_s
+        self._plan = RequestPlan(spec.workload, seed=spec.seed, ratios=spec.ratios)
+        self._warm_up = _warm_up_requests(spec)
+        self._total = self._warm_up + spec.requests
+        # Texts are made before the clock starts; only filler is made on the way.
+        self._prepared = [self._prepare(index) for index in range(self._total)]
+        self._measured_left = spec.requests
+        self._failures = 0
+        self._finished = 0
+        self._last_progress_s = now_s()
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.records: list[RequestRecord] = []
+        self.stopped = ""
+        self.is_stalled = False
+
+    def note_token(self) -> None:
+        """Tell the watchdog that the engine makes progress."""
+        self._last_progress_s = self._now_s()
+
+    async def run(self) -> None:
+        """Drive the probe to its end; the records are in `records` afterwards."""
+        is_closed_loop = self._spec.load.mode == "concurrency"
+        self._last_progress_s = self._now_s()
+        feeder = asyncio.create_task(self._closed_loop() if is_closed_loop else self._open_loop())
+        watchdog = asyncio.create_task(self._watch())
+        await self._done.wait()
+        for task in (feeder, watchdog, *self._tasks):
+            task.cancel()
+        await asyncio.gather(feeder, watchdog, *self._tasks, return_exceptions=True)
+
+    async def _closed_loop(self) -> None:
+        indices = itertools.count()
+
+        async def slot() -> None:
+            for index in indices:
+                request = self._request(index)
+                await self._send(request, scheduled_s=self._now_s())
+
+        for _ in range(round(self._spec.load.value)):
+            self._start(slot())
+
+    async def _open_loop(self) -> None:
+        started_s = self._now_s()
+        arrivals = self._plan.arrivals_s(self._spec.load.value)
+        for index, arrival_s in enumerate(arrivals):
+            request = self._request(index)
+            scheduled_s = started_s + arrival_s
+            await asyncio.sleep(scheduled_s - self._now_s())
+            self._start(self._send(request, scheduled_s=scheduled_s))
+
+    async def _watch(self) -> None:
+        limit_s = self._spec.workload.stall_timeout_s
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self._tasks and self._now_s() - self._last_progress_s > limit_s:
+                self.is_stalled = True
+                self._stop(f"no token from any request for {limit_s:g} s")
+
+    async def _send(self, request: PlannedRequest, *, scheduled_s: float) -> None:
+        role = self._role(request.index)
+        record = await self._sender.send(request, role=role, scheduled_s=scheduled_s)
+        is_cancelled = self._done.is_set()
+        if is_cancelled and record.failure is RequestFailure.ABORTED:
+            record = self._cancelled(record)
+        self.records.append(record)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        self._count(record)
+
+    def _cancelled(self, record: RequestRecord) -> RequestRecord:
+        """A request that we stopped: a stall is the engine's failure, the rest is filler."""
+        if self.is_stalled:
+            return dataclasses.replace(record, failure=RequestFailure.TIMEOUT, message=self.stopped)
+        return dataclasses.replace(record, role=RequestRole.FILLER)
+
+    def _count(self, record: RequestRecord) -> None:
+        self._finished += 1
+        self._failures += not record.succeeded
+        if record.role is RequestRole.MEASURED:
+            self._measured_left -= 1
+        if self._measured_left == 0:
+            self._stop("")
+        elif self._failures >= _GIVE_UP_FAILURES and self._failures * 2 > self._finished:
+            self._stop(f"{self._failures} of {self._finished} requests failed: {record.message}")
+
+    def _stop(self, reason: str) -> None:
+        if not self._done.is_set():
+            self.stopped = reason
+            self._done.set()
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _request(self, index: int) -> PlannedRequest:
+        return self._prepared[index] if index < self._total else self._prepare(index)
+
+    def _prepare(self, index: int) -> PlannedRequest:
+        request = self._plan.request(index)
+        if index >= self._warm_up or self._spec.load.mode == "rate":
+            return request
+        share = (index + 1) / self._warm_up
+        return dataclasses.replace(
+            request, output_tokens=max(1, round(request.output_tokens * share))
+        )
+
+    def _role(self, index: int) -> RequestRole:
+        if index < self._warm_up:
+            return RequestRole.WARM_UP
+        return RequestRole.MEASURED if index < self._total else RequestRole.FILLER
+
+
+def measured_window(spec: ProbeSpec, records: list[RequestRecord]) -> tuple[float, float, float]:
+    """Start and end of the measured window, and when the last measured request was done.
+
+    The window runs from the first measured arrival to the last. With fewer than two measured
+    requests a slot these say nothing about a rate, and the window runs to the very end.
+    """
+    measured = [r for r in records if r.role is RequestRole.MEASURED]
+    if not measured:
+        return 0.0, 0.0, 0.0
+    start_s = min(r.scheduled_s for r in measured)
+    last_s = max(r.scheduled_s for r in measured)
+    end_s = max(r.end_s for r in measured)
+    slots = spec.load.value if spec.load.mode == "concurrency" else 1
+    return start_s, last_s if len(measured) >= 2 * slots and last_s > start_s else end_s, end_s
+
+
+def _warm_up_requests(spec: ProbeSpec) -> int:
+    if spec.load.mode == "concurrency":
+        return round(spec.load.value)
+    return max(_SHORTEST_WARM_UP, spec.requests // 5)

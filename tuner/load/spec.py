@@ -1,0 +1,61 @@
+"""What the load generator is asked, and what it answers; both cross a process boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from objectives import Load, MeterHealth, RequestRecord
+from tuner.records import MeterLimits
+from tuner.workloads import TokenRatios, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSpec:
+    """One probe to drive.
+
+    Attributes:
+        base_url: of the engine, as `http://127.0.0.1:8000`.
+        model: the served name.
+        workload: what to send.
+        ratios: tokens per character of the texts.
+        seed: of the request plan.
+        load: how hard.
+        requests: how many measured requests.
+        limits: when the meter calls itself the bottleneck.
+        api_key: sent as the bearer token.
+    """
+
+    base_url: str
+    model: str
+    workload: Workload
+    ratios: TokenRatios
+    seed: int
+    load: Load
+    requests: int
+    limits: MeterLimits
+    api_key: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class MeterReport:
+    """What came of a probe.
+
+    Attributes:
+        records: every request, times relative to `origin_s`.
+        origin_s: the probe's start on the machine's monotonic clock.
+        window_start_s: relative to the origin, as the rest.
+        window_end_s: the last measured arrival, or the end where there are too few.
+        end_s: when the last measured request was done.
+        health: of the meter itself.
+        stopped: why the probe ended early, or empty.
+        is_stalled: whether it ended because no token came any more.
+    """
+
+    records: tuple[RequestRecord, ...]
+    origin_s: float
+    window_start_s: float
+    window_end_s: float
+    end_s: float
+    health: MeterHealth
+    stopped: str = ""
+    is_stalled: bool = False

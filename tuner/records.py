@@ -1,0 +1,305 @@
+"""The records of a trial: what is asked of a worker, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from objectives import EngineCounters, Level, Load, MeterHealth, Metrics, Slo, SloCheck
+from search_spaces import Value
+from tuner.workloads import Workload
+
+Origin = Literal["baseline", "preset", "simulator", "optuna"]
+Fidelity = Literal["live", "cold"]
+Settings = Mapping[str, Value]
+
+
+class FailureKind(Enum):
+    """Why a trial gave no measurement, and whose fault that is."""
+
+    INVALID_SETTINGS = "invalid_settings"
+    UNKNOWN_ARGUMENT = "unknown_argument"
+    OUT_OF_MEMORY_AT_START = "out_of_memory_at_start"
+    OUT_OF_MEMORY_UNDER_LOAD = "out_of_memory_under_load"
+    KV_SPACE_TOO_SMALL = "kv_space_too_small"
+    MODEL_NOT_FOUND = "model_not_found"
+    COMMAND_NOT_FOUND = "command_not_found"
+    CRASH_AT_START = "crash_at_start"
+    CRASH_UNDER_LOAD = "crash_under_load"
+    START_TIMEOUT = "start_timeout"
+    HANG_UNDER_LOAD = "hang_under_load"
+    REQUEST_ERRORS = "request_errors"
+    SETTINGS_NOT_APPLIED = "settings_not_applied"
+    PORT_TAKEN = "port_taken"
+    STOP_FAILED = "stop_failed"
+    METER_FAILED = "meter_failed"
+    METER_SATURATED = "meter_saturated"
+    WORKER_LOST = "worker_lost"
+
+    @property
+    def is_settings_fault(self) -> bool:
+        """Whether the settings are to blame, so that the optimiser learns from it."""
+        return self not in _INFRASTRUCTURE
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether every further trial of the run would fail alike."""
+        return self in _HOPELESS
+
+
+_HOPELESS = frozenset(
+    {
+        FailureKind.UNKNOWN_ARGUMENT,
+        FailureKind.MODEL_NOT_FOUND,
+        FailureKind.COMMAND_NOT_FOUND,
+    }
+)
+_INFRASTRUCTURE = frozenset(
+    {
+        FailureKind.PORT_TAKEN,
+        FailureKind.STOP_FAILED,
+        FailureKind.METER_FAILED,
+        FailureKind.METER_SATURATED,
+        FailureKind.WORKER_LOST,
+    }
+)
+
+
+class Outcome(Enum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure of the thing under test, with its evidence.
+
+    Attributes:
+        kind: what happened.
+        message: one line for the user.
+        log_tail: the lines of the engine's log that show it.
+    """
+
+    kind: FailureKind
+    message: str
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How engines of a run are launched; the same for every trial.
+
+    Attributes:
+        kind: real vLLM or the simulated engine.
+        model: name or path.
+        command: the words before the model (see `model_flag`).
+        model_flag: None puts the model right after the command, as `vllm serve MODEL`; else the
+            option that names it, as `--model`.
+        fixed: vLLM options that every launch has, by name with underscores.
+        env: environment variables added to the worker's.
+        start_timeout_s: bound on the whole start.
+        start_silence_s: bound on the time without a new log line during the start.
+        tensor_parallel_size: GPUs of one engine.
+    """
+
+    kind: Literal["vllm", "simulated"]
+    model: str
+    command: tuple[str, ...]
+    model_flag: str | None = None
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 1800.0
+    start_silence_s: float = 600.0
+    tensor_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeterLimits:
+    """When the load generator must call itself the bottleneck.
+
+    Attributes:
+        max_lag_ms: lateness of its event loop that counts as late.
+        max_late_share: share of the probe's time it may be late.
+    """
+
+    max_lag_ms: float = 20.0
+    max_late_share: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """All a worker needs to measure one setting.
+
+    Attributes:
+        number: of the trial; confirmations have numbers of their own sequence.
+        origin: who proposed it.
+        settings: vLLM options under test.
+        engine: how to launch.
+        workload: what to drive.
+        slo: what is promised.
+        loads: the levels, rising.
+        stop_at_failure: whether the walk ends at the first level that fails the SLO.
+        seed: of the request plans.
+        meter: limits of the load generator.
+    """
+
+    number: int
+    origin: Origin
+    settings: Settings
+    engine: EngineConfig
+    workload: Workload
+    slo: Slo
+    loads: tuple[Load, ...]
+    stop_at_failure: bool
+    seed: int
+    meter: MeterLimits = field(default_factory=MeterLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelResult:
+    """One probe, judged.
+
+    Attributes:
+        load: what was driven.
+        seed: of the request plan.
+        metrics: of the probe.
+        checks: one for each target.
+        holds: the joint verdict.
+        worst_ratio: over the latency targets.
+        measure_s: how long the probe took, warm-up and drain included.
+        requests: how many were sent.
+        window_start_s: start of the measured window, in seconds since the probe's start.
+        window_end_s: its end; arrivals of measured requests end here.
+        end_s: when the last measured request was done.
+        counters: the engine's own view.
+        meter: the load generator's own health.
+    """
+
+    load: Load
+    seed: int
+    metrics: Metrics
+    checks: tuple[SloCheck, ...]
+    holds: bool | None
+    worst_ratio: float | None
+    measure_s: float
+    requests: int
+    window_start_s: float
+    window_end_s: float
+    end_s: float
+    counters: EngineCounters
+    meter: MeterHealth
+
+    @property
+    def level(self) -> Level:
+        """What the policies see of it."""
+        return Level(
+            self.load.value, self.metrics.output_tokens_per_s, self.worst_ratio, self.holds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a running engine says of itself; None where it does not say.
+
+    Attributes:
+        version: of vLLM.
+        max_model_len: the longest sequence it takes.
+        kv_cache_tokens: size of the KV cache in tokens.
+        max_num_batched_tokens: the limit in force, as its log tells.
+        enable_chunked_prefill: likewise.
+        enable_prefix_caching: likewise.
+    """
+
+    version: str | None = None
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What a worker sends back.
+
+    Attributes:
+        number: of the trial.
+        outcome: measured, infeasible or failed.
+        failure: None when measured.
+        levels: the probes, in order.
+        command: as launched, without the words that only this run needs.
+        engine_info: what the engine said of itself.
+        engine_starts: how often an engine was started.
+        engine_s: seconds an engine lived.
+        startup_s: seconds until it was ready; None if it never was.
+        measure_s: seconds spent measuring.
+        worker: who measured.
+        warnings: for the report.
+        artifacts: files for the trial's folder, by name.
+    """
+
+    number: int
+    outcome: Outcome
+    failure: Failure | None
+    levels: tuple[LevelResult, ...]
+    command: tuple[str, ...]
+    engine_info: EngineInfo
+    engine_starts: int
+    engine_s: float
+    startup_s: float | None
+    measure_s: float
+    worker: str
+    warnings: tuple[str, ...] = ()
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A finished trial as the run keeps it: the question and the answer.
+
+    Attributes:
+        number: of the trial.
+        origin: who proposed it.
+        label: the reference's name, or empty.
+        settings: vLLM options under test.
+        seed: of the request plans.
+        fidelity: whether the engine was launched for it or retuned.
+        outcome: how it ended.
+        failure: None when measured.
+        levels: the probes.
+        command: as launched.
+        engine_info: what the engine said of itself.
+        engine_starts: engine starts spent.
+        engine_s: engine seconds spent.
+        startup_s: until ready.
+        measure_s: seconds spent measuring.
+        worker: who measured.
+        warnings: for the report.
+        of_trial: for a confirmation the trial whose settings are measured again, else None.
+        replicate: for a confirmation which repetition it is, from 1; 0 in the search.
+    """
+
+    number: int
+    origin: Origin
+    label: str
+    settings: Settings
+    seed: int
+    fidelity: Fidelity
+    outcome: Outcome
+    failure: Failure | None
+    levels: tuple[LevelResult, ...]
+    command: tuple[str, ...]
+    engine_info: EngineInfo
+    engine_starts: int
+    engine_s: float
+    startup_s: float | None
+    measure_s: float
+    worker: str
+    warnings: tuple[str, ...] = ()
+    of_trial: int | None = None
+    replicate: int = 0

@@ -1,0 +1,105 @@
+"""Why a setting wins, and what limits it, in sentences with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from objectives import Metrics, SloCheck
+from search_spaces import Value
+from tuner.records import LevelResult, TrialRecord
+from tuner.verdict import Cell, Recommendation, to_candidate
+
+_KV_FULL = 0.9
+_QUEUE_SHARE = 0.1
+
+
+def explain(recommendation: Recommendation, record: TrialRecord) -> list[str]:
+    """Sentences about a recommended setting: margin, gain and what stops it from carrying more."""
+    cell = recommendation.cell
+    texts = [_margin(cell), _gain(recommendation)]
+    next_level = _first_failing(record)
+    if next_level is not None:
+        texts.append(
+            f"At {next_level.load} it fails: {failing_targets(next_level.checks)}; "
+            f"{bottleneck(next_level.metrics, record.settings)}."
+        )
+    elif record.levels:
+        texts.append(
+            f"It held at {record.levels[-1].load}, the highest load of the workload; "
+            "it may carry more (raise workload.levels)."
+        )
+    return [text for text in texts if text]
+
+
+def bottleneck(metrics: Metrics, settings: Mapping[str, Value]) -> str:
+    """What the engine ran out of first, from its own counters."""
+    waiting, running, kv = metrics.waiting, metrics.running, metrics.kv_cache_usage
+    if metrics.preemption_count and (kv is None or kv >= _KV_FULL):
+        return (
+            f"KV cache space is short ({metrics.preemption_count} preemptions): "
+            "fewer sequences or more memory would help"
+        )
+    if waiting is None or running is None:
+        return "the engine's counters are missing, so the cause is unknown"
+    if waiting > _QUEUE_SHARE * max(running, 1.0):
+        reason = (
+            "the KV cache is full" if kv is not None and kv >= _KV_FULL else _queue_cause(settings)
+        )
+        return f"{waiting:.0f} requests wait while {running:.0f} run: {reason}"
+    return (
+        f"nothing waits ({running:.0f} running): each step takes long, "
+        "so the token budget and the number of sequences set the pace"
+    )
+
+
+def failing_targets(checks: Sequence[SloCheck]) -> str:
+    """The targets that do not hold, with what was observed."""
+    failing = [c for c in checks if c.holds is False]
+    return " and ".join(_observed(c) for c in failing) or "no target fails for certain"
+
+
+def _observed(check: SloCheck) -> str:
+    if check.observed is None:
+        return f"{check.target} is broken by failed requests"
+    share = f", {check.ratio:.2f} of the limit" if check.ratio is not None else ""
+    return f"{check.target} was {check.observed:.4g}{share}"
+
+
+def _queue_cause(settings: Mapping[str, Value]) -> str:
+    seqs = settings.get("max_num_seqs")
+    if seqs is None:
+        return "prompts queue for the token budget or the sequence limit"
+    return f"max_num_seqs {seqs} or the token budget admits too few"
+
+
+def _margin(cell: Cell) -> str:
+    if cell.worst_ratio is None:
+        return ""
+    tightest = max(
+        (c for c in cell.checks if c.ratio is not None), key=lambda c: c.ratio or 0.0, default=None
+    )
+    if tightest is None:
+        return ""
+    count = len(cell.replicates)
+    return (
+        f"Held in {count} of {count} fresh measurements at {cell.load}; "
+        f"the tightest target is {tightest.target} at {tightest.ratio:.0%} of its limit."
+    )
+
+
+def _gain(recommendation: Recommendation) -> str:
+    ratio, interval = recommendation.throughput_ratio, recommendation.interval
+    if ratio is None:
+        return "The defaults hold the SLO at no measured load, so there is no ratio to them."
+    bounds = ""
+    if interval.low is not None and interval.high is not None:
+        bounds = f" (95 % interval {interval.low:.2f} to {interval.high:.2f})"
+    text = f"Output tokens/s are {ratio:.2f} times the defaults'{bounds}."
+    if recommendation.latency_ratio is not None:
+        text += f" Its worst ratio is {recommendation.latency_ratio:.2f} times the defaults'."
+    return text
+
+
+def _first_failing(record: TrialRecord) -> LevelResult | None:
+    capacity = to_candidate(record).capacity or 0.0
+    return next((lv for lv in record.levels if lv.load.value > capacity and not lv.holds), None)

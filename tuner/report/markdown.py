@@ -1,0 +1,195 @@
+"""report.md: the report for people who read files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.report.phrases import (
+    POLICIES,
+    SIMULATED_TEXT,
+    command_text,
+    cost_text,
+    load_text,
+    number_text,
+    rows,
+    settings_text,
+    verdict_text,
+)
+
+_DEFINITIONS = (
+    "TTFT: first token minus the moment a free slot took the request (concurrency) or its planned "
+    "send time (rate). TPOT: (last token - first token) / (output tokens - 1). ITL: gaps between "
+    "chunks that carry tokens, pooled. Rates are over the measured window, successes only; a "
+    "failed request violates every target."
+)
+
+
+def markdown_report(document: Mapping[str, Any]) -> str:
+    """The whole report."""
+    sections = [
+        _head(document),
+        _summary(document),
+        *(_recommendation(name, document["recommendations"][key]) for name, key in POLICIES),
+        _nearest(document),
+        _trials(document),
+        _confirmations(document),
+        _method(document),
+        _warnings(document),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    lines = [f"# {document['run']['id']}"]
+    if document["engine"]["simulated"]:
+        lines += ["", f"> **{SIMULATED_TEXT}**"]
+    lines += [
+        "",
+        f"- SLO: `{document['slo']['canonical']}`",
+        f"- Verdict: **{verdict_text(document)}**",
+        f"- Model: `{_safe(document['model'])}`, engine {document['engine']['kind']} "
+        f"{document['engine']['version'] or ''}".rstrip(),
+        f"- Workload: {document['workload']['name']}, load by {document['workload']['load_mode']}",
+        f"- Cost: {cost_text(document)}",
+    ]
+    return "\n".join(lines)
+
+
+def _summary(document: Mapping[str, Any]) -> str:
+    head = ("", "load", "tokens/s", "p95 TTFT", "p95 TPOT", "p99 ITL", "worst ratio", "trial")
+    body = []
+    for name, row in rows(document):
+        metrics = row["metrics"]
+        body.append(
+            (
+                name,
+                load_text(row["load"]),
+                number_text(metrics["output_tokens_per_s"]),
+                number_text(metrics["p95_ttft_ms"], "ms"),
+                number_text(metrics["p95_tpot_ms"], "ms"),
+                number_text(metrics["p99_itl_ms"], "ms"),
+                number_text(row["worst_ratio"], digits=2),
+                str(row["trial"]),
+            )
+        )
+    return _table(head, body)
+
+
+def _recommendation(name: str, found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    lines = [f"## {name.capitalize()}", "", "```sh", command_text(found["launch_command"]), "```"]
+    lines += ["", *(f"- {_safe(text)}" for text in found["explanation"])]
+    head = ("target", "observed", "ratio", "95 % interval", "holds")
+    body = [
+        (
+            f"`{check['target']}`",
+            number_text(check["observed"]),
+            number_text(check["ratio"], digits=2),
+            f"{number_text(check['low'])} to {number_text(check['high'])}",
+            _verdict_word(check["holds"]),
+        )
+        for check in found["slo_checks"]
+    ]
+    class_rows = [
+        (
+            class_name,
+            str(metrics["n_requests"]),
+            number_text(metrics["p95_ttft_ms"], "ms"),
+            number_text(metrics["p95_tpot_ms"], "ms"),
+            number_text(metrics["p99_itl_ms"], "ms"),
+        )
+        for class_name, metrics in found["metrics"]["by_class"].items()
+    ]
+    class_head = ("class", "requests", "p95 TTFT", "p95 TPOT", "p99 ITL")
+    return "\n".join([*lines, "", _table(head, body), "", _table(class_head, class_rows)])
+
+
+def _nearest(document: Mapping[str, Any]) -> str:
+    nearest = document["nearest"]
+    if nearest is None:
+        return ""
+    return (
+        f"## Nearest\n\nTrial {nearest['trial']} ({settings_text(nearest['settings'])}) at "
+        f"{load_text(nearest['load'])}, limited by {_safe(nearest['limited_by'])}."
+    )
+
+
+def _trials(document: Mapping[str, Any]) -> str:
+    head = (
+        "trial",
+        "origin",
+        "settings",
+        "capacity",
+        "tokens/s",
+        "levels (worst ratio)",
+        "outcome",
+    )
+    body = []
+    for trial in document["trials"]:
+        metrics = trial["metrics"] or {}
+        levels = ", ".join(
+            f"{lv['load']:g}: {number_text(lv['worst_ratio'], digits=2)}" for lv in trial["levels"]
+        )
+        failure = trial["failure"]
+        body.append(
+            (
+                str(trial["number"]),
+                trial["label"] or trial["origin"],
+                f"`{settings_text(trial['settings'])}`",
+                number_text(trial["capacity"]),
+                number_text(metrics.get("output_tokens_per_s")),
+                levels or "-",
+                f"{failure['kind']}: {_safe(failure['message'])}" if failure else trial["outcome"],
+            )
+        )
+    return f"## Trials\n\n{_table(head, body)}"
+
+
+def _confirmations(document: Mapping[str, Any]) -> str:
+    if not document["confirmations"]:
+        return ""
+    head = ("of trial", "replicate", "load", "tokens/s", "p95 TTFT", "p95 TPOT", "holds")
+    body = [
+        (
+            str(confirmation["trial"]),
+            str(confirmation["replicate"]),
+            f"{level['load']:g}",
+            number_text(level["output_tokens_per_s"]),
+            number_text(level["p95_ttft_ms"], "ms"),
+            number_text(level["p95_tpot_ms"], "ms"),
+            _verdict_word(level["holds"]),
+        )
+        for confirmation in document["confirmations"]
+        for level in confirmation["levels"]
+    ]
+    return (
+        "## Fresh measurements\n\nFinalists and defaults, launched cold as exported, on seeds "
+        f"the search never used.\n\n{_table(head, body)}"
+    )
+
+
+def _method(document: Mapping[str, Any]) -> str:
+    return f"## Definitions\n\n{_DEFINITIONS} Seed {document['run']['seed']}."
+
+
+def _warnings(document: Mapping[str, Any]) -> str:
+    if not document["warnings"]:
+        return ""
+    return "## Warnings\n\n" + "\n".join(f"- {_safe(text)}" for text in document["warnings"])
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in body]
+    return "\n".join(lines)
+
+
+def _verdict_word(holds: bool | None) -> str:
+    return {True: "holds", False: "fails", None: "unresolved"}[holds]
+
+
+def _safe(text: str) -> str:
+    """Text from outside that must not become markup."""
+    return text.replace("<", "&lt;").replace("\n", " ")

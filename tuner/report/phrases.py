@@ -1,0 +1,90 @@
+"""Words and numbers that console, report.md and exports share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.durations import format_duration
+
+SIMULATED_MARK = "SIMULATED"
+SIMULATED_TEXT = "SIMULATED: figures from the simulated engine, not from vLLM"
+POLICIES = (("throughput-first", "throughput_first"), ("latency-first", "latency_first"))
+
+
+def load_text(load: Mapping[str, Any]) -> str:
+    """A load in words."""
+    if load["mode"] == "concurrency":
+        return f"{load['value']:g} concurrent"
+    return f"{load['value']:.3g} requests/s"
+
+
+def number_text(value: float | None, unit: str = "", *, digits: int = 3) -> str:
+    """A number for people; undefined is a dash."""
+    if value is None:
+        return "-"
+    text = f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    return f"{text} {unit}".rstrip()
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings in one line; none means the engine's defaults."""
+    return ", ".join(f"{n}={v}" for n, v in settings.items()) or "defaults"
+
+
+def verdict_text(document: Mapping[str, Any]) -> str:
+    """The verdict in one sentence."""
+    verdict = document["verdict"]
+    if verdict is None:
+        return "none yet: the run was interrupted before its finalists were measured again"
+    if verdict == "infeasible":
+        return "infeasible: no setting was confirmed to meet the SLO at any load of the workload"
+    best = document["recommendations"]["throughput_first"]
+    if verdict == "default_is_best":
+        challenger = document.get("challenger")
+        if challenger is None:
+            return "default_is_best: no other setting was confirmed"
+        number = challenger["trial"]
+        return f"default_is_best: trial {number} is not proven better ({_gain(challenger)})"
+    if best["vs_baseline"]["throughput_ratio"] is None:
+        return "improved: the defaults meet the SLO at no measured load, this setting does"
+    return f"improved: {_gain(best)}"
+
+
+def _gain(recommendation: Mapping[str, Any]) -> str:
+    versus = recommendation["vs_baseline"]
+    text = f"{versus['throughput_ratio']:.2f} times the defaults' output tokens/s"
+    if versus["low"] is None:
+        return f"{text}, from one measurement"
+    return f"{text}, 95 % interval {versus['low']:.2f} to {versus['high']:.2f}"
+
+
+def command_text(words: Sequence[str]) -> str:
+    """A command to copy into a shell."""
+    return shlex.join(words)
+
+
+def cost_text(document: Mapping[str, Any]) -> str:
+    """What the run has cost."""
+    cost = document["cost"]
+    outcomes = [t["outcome"] for t in document["trials"]]
+    parts = [f"{outcomes.count('measured')} measured"]
+    parts += [
+        f"{outcomes.count(kind)} {kind}" for kind in ("infeasible", "failed") if kind in outcomes
+    ]
+    return (
+        f"{len(outcomes)} trials ({', '.join(parts)}), {cost['engine_starts']} engine starts, "
+        f"{cost['requests']} requests, {format_duration(cost['wall_s'])}"
+    )
+
+
+def rows(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The measured lines of the summary: defaults, then both recommendations."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    if document["baseline"] is not None:
+        found.append(("defaults", {**document["baseline"], "trial": 0}))
+    for name, key in POLICIES:
+        if document["recommendations"][key] is not None:
+            found.append((name, document["recommendations"][key]))
+    return found

@@ -1,0 +1,315 @@
+"""A whole run: make the parts, let the session work, write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from objectives import Policy
+from search_spaces import Space, fingerprint
+from tuner.clock import Clock
+from tuner.config import RunConfig, load_config
+from tuner.engines.resolve import ResolvedEngine, resolve_engine
+from tuner.environment import describe_environment, gpu_name
+from tuner.errors import UsageError
+from tuner.events import Event, Listener
+from tuner.exports import FORMATS, export_files
+from tuner.fleet import Fleet, LocalFleet
+from tuner.records import EngineConfig, Settings
+from tuner.report.document import ReportInput, build_document
+from tuner.report.markdown import markdown_report
+from tuner.store.codec import dump_json
+from tuner.store.run_folder import CONFIG, EXPORT, REPORT, RunFolder
+
+_REPORT_MD = "report.md"
+_FINISHED = "run_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        document: the report.
+        folder: where everything is.
+        is_interrupted: whether the user stopped it.
+    """
+
+    document: dict[str, Any]
+    folder: Path
+    is_interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 a setting meets the SLO, 3 none does, 130 interrupted (CONTRACT 1)."""
+        if self.is_interrupted:
+            return 130
+        return 3 if self.document["verdict"] == "infeasible" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do, resolved before anything starts.
+
+    Attributes:
+        config: the user's.
+        engine: which, how, and why.
+        workers: how many engines run side by side.
+        logical_gpus: GPUs to tell Ray of where there are no real ones; None with real ones.
+        references: settings measured first, with labels; the baseline is the first.
+    """
+
+    config: RunConfig
+    engine: ResolvedEngine
+    workers: int
+    logical_gpus: int | None
+    references: tuple[tuple[str, Settings], ...]
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Resolve engine, workers and reference settings.
+
+    Raises:
+        UsageError: when they do not fit this machine.
+    """
+    engine = resolve_engine(config)
+    options = config.options
+    gpus = options.gpus or len(engine.gpu_ids) or options.gpus_per_engine
+    problems = []
+    if gpus % options.gpus_per_engine:
+        problems.append(
+            f"--gpus {gpus} cannot be shared out in groups of {options.gpus_per_engine} "
+            "(--gpus-per-engine)"
+        )
+    if engine.gpu_ids and options.ray_address is None and gpus > len(engine.gpu_ids):
+        problems.append(f"--gpus {gpus}: this machine shows {len(engine.gpu_ids)} GPUs")
+    if problems:
+        raise UsageError(problems)
+    return Plan(
+        config=config,
+        engine=engine,
+        workers=gpus // options.gpus_per_engine,
+        logical_gpus=None if engine.gpu_ids else gpus,
+        references=_references(config.space, engine.config),
+    )
+
+
+def start_run(
+    plan: Plan, *, clock: Clock, listeners: Sequence[Listener], command: Sequence[str]
+) -> RunResult:
+    """A new run from beginning to end.
+
+    Raises:
+        TunerError: when it cannot start or go on.
+    """
+    config = plan.config
+    folder = RunFolder.create(config.options.runs_dir, name=config.options.name, clock=clock)
+    folder.lock()
+    folder.write_config(config.to_data())
+    folder.write_environment(
+        describe_environment(created_at=clock.utc_now(), seed=config.options.seed, command=command)
+    )
+    return _work(plan, folder, clock=clock, listeners=listeners)
+
+
+def resume_run(path: Path, *, clock: Clock, listeners: Sequence[Listener]) -> RunResult:
+    """Go on with an interrupted run; a finished one only gets its report again.
+
+    Raises:
+        TunerError: when it is no run, is in use, or cannot go on.
+    """
+    folder = RunFolder.open(path, clock=clock)
+    folder.lock()
+    plan = make_plan(read_config(path))
+    return _work(plan, folder, clock=clock, listeners=listeners)
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration a run was started with."""
+    return load_config(file=path / CONFIG, allow_default_file=False)
+
+
+def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
+    """Make the report from the records, and write it in every form."""
+    records = folder.trials()
+    confirmations = folder.trials(is_confirmation=True)
+    events = list(folder.events())
+    document = build_document(
+        ReportInput(
+            config=config,
+            engine=engine,
+            environment=folder.read_environment(),
+            records=records,
+            confirmations=confirmations,
+            probes_of=lambda record: folder.probes(record, is_confirmation=True),
+            run_id=folder.run_id,
+            wall_s=sum(e.get("wall_s", 0.0) for e in events if e["event"] == "session_ended"),
+            is_resumed=any(e["event"] == "resumed" for e in events),
+            is_complete=any(e["event"] == _FINISHED for e in events),
+        )
+    )
+    folder.write_file(REPORT, dump_json(document))
+    folder.write_file(_REPORT_MD, markdown_report(document).encode())
+    _write_exports(folder, document)
+    return document
+
+
+def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:
+    """The report of a run again, rewritten from its records."""
+    folder = RunFolder.open(path, clock=clock)
+    config = read_config(path)
+    return write_report(folder, config=config, engine=_stored_engine(folder, config))
+
+
+def _work(
+    plan: Plan, folder: RunFolder, *, clock: Clock, listeners: Sequence[Listener]
+) -> RunResult:
+    engine = plan.engine.config
+    everyone = [_event_writer(folder), *listeners]
+
+    def tell(event: Event) -> None:
+        for listener in everyone:
+            listener(event)
+
+    started_s = clock.now_s()
+    tell(Event("session_started", {"folder": str(folder.path)}, plan))
+    folder.write_file("engine.json", dump_json(_engine_data(engine)))
+    is_interrupted = False
+    try:
+        _search_and_confirm(plan, folder, clock=clock, listeners=everyone)
+        tell(Event(_FINISHED))
+    except KeyboardInterrupt:
+        is_interrupted = True
+        tell(Event("interrupted"))
+    finally:
+        tell(Event("session_ended", {"wall_s": round(clock.now_s() - started_s, 3)}))
+    document = write_report(folder, config=plan.config, engine=engine)
+    folder.unlock()
+    return RunResult(document, folder.path, is_interrupted)
+
+
+def _search_and_confirm(
+    plan: Plan, folder: RunFolder, *, clock: Clock, listeners: Sequence[Listener]
+) -> None:
+    from tuner.search.optuna_search import OptunaSearch
+    from tuner.session import Session, SessionParts
+
+    config = plan.config
+    search = OptunaSearch(
+        config.space,
+        slo=config.slo,
+        references=plan.references,
+        sampler=config.options.sampler,
+        seed=config.options.seed,
+        journal=folder.journal,
+    )
+    search.forget_unfinished()
+    hardware = folder.read_environment().get("hardware", {})
+    fleet = make_fleet(plan)
+    try:
+        parts = SessionParts(
+            config=config,
+            engine=plan.engine.config,
+            fleet=fleet,
+            search=search,
+            folder=folder,
+            clock=clock,
+            listeners=listeners,
+            gpu=gpu_name(hardware),
+        )
+        for listener in listeners:
+            listener(Event("fleet_started", {"workers": len(fleet.workers)}, fleet.workers))
+        Session(parts).run()
+    except KeyboardInterrupt:
+        for listener in listeners:
+            listener(Event("cleaning_up"))
+        raise
+    finally:
+        _close_in_peace(fleet)
+
+
+def make_fleet(plan: Plan) -> Fleet:
+    """Ray workers, or threads where the config says `fleet: local`."""
+    options = plan.config.options
+    if options.fleet == "local":
+        ids = plan.engine.gpu_ids or tuple(str(i) for i in range(plan.logical_gpus or 1))
+        size = options.gpus_per_engine
+        groups = [tuple(ids[i * size : (i + 1) * size]) for i in range(plan.workers)]
+        return LocalFleet(groups)
+    from tuner.fleet.ray_fleet import RayFleet
+
+    return RayFleet(
+        workers=plan.workers,
+        gpus_per_worker=options.gpus_per_engine,
+        address=options.ray_address,
+        logical_gpus=plan.logical_gpus,
+    )
+
+
+def _close_in_peace(fleet: Fleet) -> None:
+    """Close the fleet; an impatient second Ctrl-C must not leave engines behind."""
+    import signal
+
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: nobody sends us Ctrl-C there
+        fleet.close()
+        return
+    try:
+        fleet.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _references(space: Space, engine: EngineConfig) -> tuple[tuple[str, Settings], ...]:
+    """The baseline, then the space's named settings; options the user fixed win over theirs."""
+    references: list[tuple[str, Settings]] = [("defaults", {})]
+    known = {fingerprint({})}
+    for reference in space.references:
+        settings = {n: v for n, v in reference.settings.items() if n not in engine.fixed}
+        if space.problem({**settings, **engine.fixed}) is not None:
+            continue
+        if fingerprint(settings) not in known:
+            known.add(fingerprint(settings))
+            references.append((reference.name, settings))
+    return tuple(references)
+
+
+def _event_writer(folder: RunFolder) -> Listener:
+    def write(event: Event) -> None:
+        if event.kind != "tick":
+            folder.add_event(event.kind, **event.details)
+
+    return write
+
+
+def _engine_data(engine: EngineConfig) -> dict[str, Any]:
+    """How engines were launched, so that a report can be made again on another machine."""
+    return {"kind": engine.kind, "command": list(engine.command), "model_flag": engine.model_flag}
+
+
+def _stored_engine(folder: RunFolder, config: RunConfig) -> EngineConfig:
+    data = folder.read_json("engine.json")
+    options = config.options
+    return EngineConfig(
+        kind=data["kind"],
+        model=config.model,
+        command=tuple(data["command"]),
+        model_flag=data["model_flag"],
+        fixed=dict(options.engine_arg),
+        env=dict(options.engine.env),
+        tensor_parallel_size=options.gpus_per_engine,
+    )
+
+
+def _write_exports(folder: RunFolder, document: dict[str, Any]) -> None:
+    for policy in Policy:
+        for name in FORMATS:
+            with suppress(UsageError):  # nothing is recommended
+                files = export_files(document, policy=policy, export_format=name)
+                for file_name, text in files.items():
+                    target = f"{EXPORT}/{policy.value}/{name}/{file_name}"
+                    folder.write_file(target, text.encode())

@@ -1,0 +1,1 @@
+"""The run folder: atomic writes, versioned reads."""

@@ -1,0 +1,181 @@
+"""One setting measured: launch, warm up, drive, judge, stop.
+
+Here, and only here, what goes wrong with the thing under test becomes an outcome with a typed
+failure. Everything with an effect - launcher, meter, clock - is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from objectives import Load, check_slo, compute_metrics, slo_holds, worst_ratio
+from tuner.clock import Clock
+from tuner.engines import Engine, Launcher, LaunchRequest, launch_command
+from tuner.errors import EngineDied, EngineError, MeterError
+from tuner.level_warnings import level_warnings
+from tuner.load import Meter
+from tuner.probe import drive_probe
+from tuner.records import (
+    EngineInfo,
+    Failure,
+    FailureKind,
+    LevelResult,
+    Outcome,
+    TrialResult,
+    TrialSpec,
+)
+from tuner.store.requests_log import REQUESTS_LOG, request_lines
+from tuner.workloads import TokenRatios
+
+SERVER_LOG = "server.log"
+_LOG_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTools:
+    """What a trial works with.
+
+    Attributes:
+        launcher: starts engines.
+        meter: drives load.
+        clock: tells the time.
+        scratch: an empty folder for this trial's files.
+        worker: the worker's name, for the record.
+        is_cancelled: asked now and then; True ends the trial.
+    """
+
+    launcher: Launcher
+    meter: Meter
+    clock: Clock
+    scratch: Path
+    worker: str
+    is_cancelled: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What has happened in the trial so far."""
+
+    levels: list[LevelResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    info: EngineInfo = field(default_factory=EngineInfo)
+    startup_s: float | None = None
+    measure_s: float = 0.0
+
+
+def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
+    """Measure one setting at the loads of the spec, on one engine of its own.
+
+    Raises:
+        Cancelled: when asked to stop; the engine is gone then.
+    """
+    notes = _Notes()
+    started_s = tools.clock.now_s()
+    failure: Failure | None = None
+    try:
+        engine = tools.launcher.launch(
+            _launch_request(spec, tools), is_cancelled=tools.is_cancelled
+        )
+        try:
+            _walk_loads(spec, tools, engine, notes)
+        finally:
+            engine.stop()
+    except (EngineError, MeterError) as error:
+        failure = error.failure
+    return TrialResult(
+        number=spec.number,
+        outcome=_outcome(failure),
+        failure=failure,
+        levels=tuple(notes.levels),
+        command=tuple(launch_command(spec.engine, spec.settings)),
+        engine_info=notes.info,
+        engine_starts=1,
+        engine_s=tools.clock.now_s() - started_s,
+        startup_s=notes.startup_s,
+        measure_s=notes.measure_s,
+        worker=tools.worker,
+        warnings=tuple(dict.fromkeys(notes.warnings)),
+        artifacts={
+            SERVER_LOG: _log_end(tools.scratch / SERVER_LOG),
+            REQUESTS_LOG: b"".join(notes.requests),
+        },
+    )
+
+
+def _walk_loads(spec: TrialSpec, tools: TrialTools, engine: Engine, notes: _Notes) -> None:
+    """Measure level after level until the SLO fails."""
+    notes.info, notes.startup_s = engine.info, engine.startup_s
+    ratios = engine.token_ratios()
+    for load in spec.loads:
+        level = _measure_level(spec, tools, engine, notes, load=load, ratios=ratios)
+        notes.levels.append(level)
+        _refuse_total_failure(level)
+        if spec.stop_at_failure and level.holds is False:
+            return
+
+
+def _measure_level(
+    spec: TrialSpec,
+    tools: TrialTools,
+    engine: Engine,
+    notes: _Notes,
+    *,
+    load: Load,
+    ratios: TokenRatios,
+) -> LevelResult:
+    """Drive one load from idle to idle and judge it."""
+    started_s = tools.clock.now_s()
+    probe = drive_probe(
+        spec, engine=engine, meter=tools.meter, clock=tools.clock, load=load, ratios=ratios
+    )
+    measure_s = tools.clock.now_s() - started_s
+    metrics = compute_metrics([probe], slo=spec.slo)
+    checks = check_slo([probe], slo=spec.slo, metrics=metrics)
+    notes.measure_s += measure_s
+    notes.requests.append(request_lines(probe))
+    notes.warnings += level_warnings(probe, metrics=metrics, workload=spec.workload, ratios=ratios)
+    return LevelResult(
+        load=load,
+        seed=probe.seed,
+        metrics=metrics,
+        checks=checks,
+        holds=slo_holds(checks),
+        worst_ratio=worst_ratio(checks, slo=spec.slo),
+        measure_s=measure_s,
+        requests=len(probe.records),
+        window_start_s=probe.window_start_s,
+        window_end_s=probe.window_end_s,
+        end_s=probe.end_s,
+        counters=probe.counters,
+        meter=probe.meter,
+    )
+
+
+def _refuse_total_failure(level: LevelResult) -> None:
+    """A level without one success measures nothing; it must never look fast."""
+    if level.metrics.error_rate == 1.0:
+        raise EngineDied(
+            Failure(FailureKind.REQUEST_ERRORS, f"every request failed at {level.load}")
+        )
+
+
+def _launch_request(spec: TrialSpec, tools: TrialTools) -> LaunchRequest:
+    return LaunchRequest(
+        engine=spec.engine,
+        settings=spec.settings,
+        endpoint=spec.workload.endpoint,
+        log_path=tools.scratch / SERVER_LOG,
+    )
+
+
+def _outcome(failure: Failure | None) -> Outcome:
+    if failure is None:
+        return Outcome.MEASURED
+    return Outcome.INFEASIBLE if failure.kind.is_settings_fault else Outcome.FAILED
+
+
+def _log_end(path: Path) -> bytes:
+    return path.read_bytes()[-_LOG_BYTES:] if path.exists() else b""

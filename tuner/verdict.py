@@ -1,0 +1,282 @@
+"""What a run has shown: confirmed settings, the two recommendations and the verdict.
+
+Pure: from trial records and confirmations to a decision, the same one in the session and, later,
+in every report made from the stored records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from objectives import (
+    Candidate,
+    Interval,
+    Load,
+    LoadMode,
+    Metrics,
+    Probe,
+    Slo,
+    SloCheck,
+    check_slo,
+    choose_target_load,
+    compute_metrics,
+    paired_ratio_interval,
+    rank_latency_first,
+    rank_throughput_first,
+    worst_ratio,
+)
+from tuner.records import LevelResult, Outcome, TrialRecord
+
+Verdict = Literal["improved", "default_is_best", "infeasible"]
+BASELINE = 0
+# Two worst ratios nearer than this are the same to a user; the defaults are then kept.
+_SAME_RATIO = 0.03
+
+ProbesOf = Callable[[TrialRecord], Sequence[Probe]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting at one load, over all its fresh replicates.
+
+    Attributes:
+        trial: whose settings they are.
+        load: what was driven.
+        metrics: over the requests of all replicates.
+        checks: likewise.
+        worst_ratio: likewise.
+        replicates: each fresh measurement by its seed.
+        holds: True when the SLO held in every replicate, False when it failed in one.
+    """
+
+    trial: int
+    load: Load
+    metrics: Metrics
+    checks: tuple[SloCheck, ...]
+    worst_ratio: float | None
+    replicates: tuple[LevelResult, ...]
+    holds: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A confirmed setting and how it compares with the baseline on the same requests.
+
+    Attributes:
+        cell: the fresh measurement.
+        throughput_ratio: to the baseline; None where the baseline holds the SLO at no load.
+        interval: of the ratio, 95 %.
+        latency_ratio: worst ratio over the baseline's, at the same load; None unless both exist.
+    """
+
+    cell: Cell
+    throughput_ratio: float | None
+    interval: Interval
+    latency_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the run recommends.
+
+    Attributes:
+        verdict: improved, default_is_best or infeasible.
+        baseline: the defaults' own fresh measurement; None when they were never confirmed.
+        throughput_first: None when nothing was confirmed.
+        latency_first: likewise.
+        challenger: the best other setting when the defaults stay; None elsewhere.
+        target_load: for latency-first; None when nothing holds.
+    """
+
+    verdict: Verdict
+    baseline: Cell | None
+    throughput_first: Recommendation | None
+    latency_first: Recommendation | None
+    challenger: Recommendation | None
+    target_load: float | None
+
+
+def measured_candidates(records: Iterable[TrialRecord]) -> list[Candidate]:
+    """The trials that policies may choose from; a crash under load takes part in nothing."""
+    return [to_candidate(r) for r in records if r.outcome is Outcome.MEASURED]
+
+
+def to_candidate(record: TrialRecord) -> Candidate:
+    """A trial as the policies see it."""
+    return Candidate(record.number, tuple(level.level for level in record.levels))
+
+
+def best_level(record: TrialRecord) -> LevelResult | None:
+    """The level that stands for a trial: its best within the SLO, else the lowest measured."""
+    if not record.levels:
+        return None
+    best = to_candidate(record).best_level
+    if best is None:
+        return record.levels[0]
+    return next(lv for lv in record.levels if lv.load.value == best.load)
+
+
+def target_load(
+    records: Sequence[TrialRecord], *, wanted: float | None, mode: LoadMode
+) -> float | None:
+    """The load for latency-first: as wanted, else 70 % of the best trial's capacity."""
+    ranked = rank_throughput_first(measured_candidates(records))
+    if not ranked:
+        return wanted
+    capacity = ranked[0].capacity
+    assert capacity is not None
+    return choose_target_load(capacity, wanted=wanted, is_integer=mode == "concurrency")
+
+
+def latency_ranking(records: Sequence[TrialRecord], *, load: float) -> list[Candidate]:
+    """Candidates for latency-first at a load, best first."""
+    return rank_latency_first(measured_candidates(records), target_load=load)
+
+
+def confirmed_cells(
+    confirmations: Sequence[TrialRecord], *, slo: Slo, probes_of: ProbesOf
+) -> list[Cell]:
+    """Fresh measurements joined by setting and load; replicates of one cell are pooled."""
+    groups: dict[tuple[int, float], list[tuple[LevelResult, Probe | None]]] = {}
+    for record in confirmations:
+        if record.of_trial is None or record.outcome is not Outcome.MEASURED:
+            continue
+        probes = {(p.load.value, p.seed): p for p in probes_of(record)}
+        for level in record.levels:
+            key = (record.of_trial, level.load.value)
+            probe = probes.get((level.load.value, level.seed))
+            groups.setdefault(key, []).append((level, probe))
+    return [_cell(trial, members, slo=slo) for (trial, _), members in sorted(groups.items())]
+
+
+def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
+    """The verdict and the two recommendations, from fresh measurements only."""
+    held = [cell for cell in cells if cell.holds]
+    baseline = _best_throughput([c for c in held if c.trial == BASELINE])
+    winner = _best_throughput(held)
+    challenger = None
+    verdict: Verdict = "improved"
+    if winner is None:
+        verdict = "infeasible"
+    elif baseline is not None and not _is_better(winner, baseline):
+        verdict = "default_is_best"
+        others = [c for c in held if c.trial != BASELINE]
+        challenger = _recommend(_best_throughput(others), baseline)
+        winner = baseline
+    at_target = [c for c in held if c.load.value == target_load]
+    return Decision(
+        verdict=verdict,
+        baseline=baseline or _any_baseline(cells),
+        throughput_first=_recommend(winner, baseline),
+        latency_first=_latency_first(at_target, cells, target_load=target_load),
+        challenger=challenger,
+        target_load=target_load,
+    )
+
+
+def nearest_to_holding(records: Sequence[TrialRecord]) -> tuple[TrialRecord, LevelResult] | None:
+    """Where nothing holds: the measurement whose worst target misses by least."""
+    levels = [
+        (_worst_of(level.checks), level.load.value, record.number, record, level)
+        for record in records
+        if record.outcome is Outcome.MEASURED
+        for level in record.levels
+    ]
+    if not levels:
+        return None
+    *_, record, level = min(levels, key=lambda item: item[:3])
+    return record, level
+
+
+def _worst_of(checks: Sequence[SloCheck]) -> float:
+    return max(
+        (check.ratio if check.ratio is not None else float("inf") for check in checks),
+        default=float("inf"),
+    )
+
+
+def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, slo: Slo) -> Cell:
+    levels = tuple(level for level, _ in members)
+    probes = [probe for _, probe in members if probe is not None and probe.records]
+    first = levels[0]
+    if len(probes) == len(levels):
+        metrics = compute_metrics(probes, slo=slo)
+        checks = check_slo(probes, slo=slo, metrics=metrics)
+    else:
+        # The request logs were left out of this copy of the run: one replicate has to stand in.
+        metrics, checks = first.metrics, first.checks
+    return Cell(
+        trial=trial,
+        load=first.load,
+        metrics=metrics,
+        checks=checks,
+        worst_ratio=worst_ratio(checks, slo=slo),
+        replicates=levels,
+        holds=_all_hold(levels),
+    )
+
+
+def _all_hold(levels: Sequence[LevelResult]) -> bool | None:
+    if any(level.holds is False for level in levels):
+        return False
+    return True if all(level.holds for level in levels) else None
+
+
+def _best_throughput(cells: Sequence[Cell]) -> Cell | None:
+    return max(cells, key=lambda c: c.metrics.output_tokens_per_s or 0.0, default=None)
+
+
+def _is_better(winner: Cell, baseline: Cell) -> bool:
+    """Whether the gain over the defaults is proven: the ratio's lower bound is at least 1."""
+    if winner.trial == BASELINE:
+        return False
+    _, interval = _throughput_ratio(winner, baseline)
+    return interval.low is not None and interval.low >= 1.0
+
+
+def _throughput_ratio(cell: Cell, other: Cell) -> tuple[float | None, Interval]:
+    """Ratio of output tokens/s over replicates paired by their number, which fixes the seed."""
+    pairs = [
+        (a.metrics.output_tokens_per_s, b.metrics.output_tokens_per_s)
+        for a, b in zip(cell.replicates, other.replicates, strict=False)
+    ]
+    known = [(a, b) for a, b in pairs if a and b]
+    return paired_ratio_interval([a for a, _ in known], [b for _, b in known])
+
+
+def _recommend(cell: Cell | None, baseline: Cell | None) -> Recommendation | None:
+    if cell is None:
+        return None
+    if baseline is None:
+        return Recommendation(cell, None, Interval(None, None), None)
+    ratio, interval = _throughput_ratio(cell, baseline)
+    return Recommendation(cell, ratio, interval, _latency_ratio(cell, baseline))
+
+
+def _latency_ratio(cell: Cell, baseline: Cell) -> float | None:
+    if cell.load != baseline.load or cell.worst_ratio is None or not baseline.worst_ratio:
+        return None
+    return cell.worst_ratio / baseline.worst_ratio
+
+
+def _latency_first(
+    held: Sequence[Cell], cells: Sequence[Cell], *, target_load: float | None
+) -> Recommendation | None:
+    known = [c for c in held if c.worst_ratio is not None]
+    if not known:
+        return None
+    best = min(known, key=lambda c: c.worst_ratio or 0.0)
+    defaults = next((c for c in known if c.trial == BASELINE), None)
+    if defaults is not None and (best.worst_ratio or 0.0) > (1 - _SAME_RATIO) * (
+        defaults.worst_ratio or 0.0
+    ):
+        best = defaults
+    # The defaults may miss the SLO at this load and still be what it is compared with.
+    at_target = (c for c in cells if c.trial == BASELINE and c.load.value == target_load)
+    return _recommend(best, next(at_target, None))
+
+
+def _any_baseline(cells: Sequence[Cell]) -> Cell | None:
+    return min((c for c in cells if c.trial == BASELINE), key=lambda c: c.load.value, default=None)
