@@ -301,7 +301,11 @@ def _parse_limit(text: str, column: int, value: str, metric: Metric) -> float:
         raise SloError(text, column=column, reason=f"{value!r} is not a number")
     number = _parse_number(text, column, found["number"])
     unit_column = column + found.start("unit")
-    return _to_record_unit(text, unit_column, number, found["unit"], metric)
+    limit = _to_record_unit(text, unit_column, number, found["unit"], metric)
+    if not _SMALLEST_LIMIT <= limit <= _LARGEST_LIMIT:
+        size = "small" if limit < _SMALLEST_LIMIT else "large"
+        raise SloError(text, column=column, reason=f"the limit is too {size} to be a promise")
+    return float(limit)
 
 
 def _parse_number(text: str, column: int, number_text: str) -> Decimal:
@@ -312,16 +316,12 @@ def _parse_number(text: str, column: int, number_text: str) -> Decimal:
         reason = "the limit must not be negative"
     elif number == 0:
         reason = "the limit must be above zero"
-    elif number > _LARGEST_LIMIT:
-        reason = "the limit is too large to be a promise"
-    elif number < _SMALLEST_LIMIT:
-        reason = "the limit is too small to be a promise"
     else:
         return number
     raise SloError(text, column=column, reason=reason)
 
 
-def _to_record_unit(text: str, column: int, number: Decimal, unit: str, metric: Metric) -> float:
+def _to_record_unit(text: str, column: int, number: Decimal, unit: str, metric: Metric) -> Decimal:
     if unit and unit not in _UNITS:
         raise SloError(
             text, column=column, reason=f"unknown unit {unit!r}; {_allowed_units(metric)}"
@@ -329,21 +329,21 @@ def _to_record_unit(text: str, column: int, number: Decimal, unit: str, metric: 
     if metric.is_latency:
         if unit == "%":
             raise SloError(text, column=column, reason=f"wrong unit '%'; {_allowed_units(metric)}")
-        return float(number * _MS_PER_UNIT[unit or "ms"])
+        return number * _MS_PER_UNIT[unit or "ms"]
     if metric.is_share:
         return _to_share(text, column, number, unit, metric)
     if unit:
         raise SloError(text, column=column, reason=f"wrong unit {unit!r}; {_allowed_units(metric)}")
-    return float(number)
+    return number
 
 
-def _to_share(text: str, column: int, number: Decimal, unit: str, metric: Metric) -> float:
+def _to_share(text: str, column: int, number: Decimal, unit: str, metric: Metric) -> Decimal:
     if unit != "%":
         problem = f"wrong unit {unit!r}" if unit else f"{metric.value} has no unit"
         raise SloError(text, column=column, reason=f"{problem}; {_allowed_units(metric)}")
     if number > 100:
         raise SloError(text, column=column, reason=f"{metric.value} cannot be above 100%")
-    return float(number / 100)
+    return number / 100
 
 
 def _allowed_units(metric: Metric) -> str:

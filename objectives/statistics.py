@@ -19,10 +19,14 @@ class Interval:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile by linear interpolation (numpy's default); None without values."""
+    """The percentile by linear interpolation (numpy's default); None without values.
+
+    Infinite values are allowed; a percentile that touches one is not finite.
+    """
     if len(values) == 0:
         return None
-    return float(np.percentile(np.asarray(values, dtype=float), percent))
+    with np.errstate(invalid="ignore"):
+        return float(np.percentile(np.asarray(values, dtype=float), percent))
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -87,14 +87,13 @@ def packaged_weights() -> Path:
 
 def convert(source: Path, target: Path) -> None:
     """Write weights as bfloat16 safetensors, configuration, tokenizer and chat template."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: all files are local
+    # Both are read at import: every file is local, and progress bars would fill a log.
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
     from transformers.utils.quantization_config import GgufConfig
 
-    logging.disable_progress_bar()
     folder, name = str(source.parent), source.name
     model = AutoModelForCausalLM.from_pretrained(
         folder,

@@ -17,6 +17,8 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         process = record.name.rpartition(".")[2]
         text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
         if process == _PLAIN:
             return text
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))

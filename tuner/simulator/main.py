@@ -136,7 +136,7 @@ async def _serve(
     )
     await runner.setup()
     steps = asyncio.create_task(engine.run())
-    steps.add_done_callback(lambda _: server.ended.set())
+    steps.add_done_callback(server.on_engine_stopped)
     stop.attach(server.ended)
     gc.collect()
     gc.freeze()

@@ -336,6 +336,13 @@ class EngineServer:
             # Killed from outside, the engine core leaves no cause in the log.
             self._die(exit_code=0)
 
+    def on_engine_stopped(self, steps: asyncio.Task[None]) -> None:
+        """End the process where the engine's loop failed by itself: a bug, and said so."""
+        if steps.cancelled() or steps.exception() is None:
+            return
+        engine_log(ENGINE_CORE).error("Engine loop failed", exc_info=steps.exception())
+        self._die(exit_code=1)
+
     def _die(self, *, exit_code: int) -> None:
         self._engine.die()
         engine_log(API_SERVER).error("AsyncLLM output_handler failed. %s", DEAD_TEXT)

@@ -193,9 +193,9 @@ class StreamedAnswer:
         self._sent = n_output
         usage = self._usage_field(n_output) if spec.usage_always else b""
         tail = self._last_tail if finished else self._tail
-        self._write(self._head + text + tail + usage + self._after)
         if self._clock is not None:
             self.trace.append((self._clock(), n_output))
+        self._write(self._head + text + tail + usage + self._after)
         if n_output == spec.error_after:
             self._fail("Simulated failure inside the stream (--fault error_in_stream)")
         elif n_output == spec.cut_after:

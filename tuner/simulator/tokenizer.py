@@ -9,8 +9,8 @@ _PIECES = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]"  # one CJK character
     r"| ?[^\W\d_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]{1,10}"  # word
     r"| ?\d{1,3}"  # digits in groups
+    r"| ?[^\w\s]{1,2}"  # punctuation
     r"|\s+"  # blanks
-    r"|[^\w\s]{1,2}"  # punctuation
     r"|.",
     re.DOTALL,
 )
@@ -20,8 +20,8 @@ _MESSAGE_OVERHEAD = ("<|im_start|>", "<|im_end|>", "\n")
 class Tokenizer:
     """Splits text into words of at most ten letters, digit groups, punctuation, CJK characters.
 
-    A word takes the blank before it along. Ids are check sums of the pieces: equal text has
-    equal ids in every process, and two pieces share an id only by rare chance.
+    Words, digits and punctuation take the blank before them along. Ids are check sums of the
+    pieces: equal text has equal ids in every process, and two pieces share one by rare chance.
     """
 
     def __init__(self, *, vocabulary: int) -> None:

@@ -144,7 +144,7 @@ def test_limits_can_change_between_steps() -> None:
     scheduler.complete(scheduler.schedule())
     scheduler.limits = SchedulerLimits(100, 4, max_num_active_seqs=1)
     scheduler.add(Request("c", 4, 1))
-    steps = []
+    steps: list[list[str]] = []
     while scheduler.has_work and len(steps) < 10:
         plan = scheduler.schedule()
         steps.append([name for name, _ in plan.scheduled])

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from simulator_process import (
+
+from tests.simulator.simulator_process import (
     READY,
     EngineProcess,
+    free_port,
     ready_engine,
     run_engine,
     start_engine,
     wait_until,
 )
-
 from tuner.simulator.faults import FAULT_KINDS, Fault, FaultPlan, fault_table, parse_fault
 
 CORE_FAILED = "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
@@ -38,8 +39,16 @@ def test_faults_are_parsed(text: str, fault: Fault) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["nothing", "http_404:1", "http_500", "http_500:2", "http_500:x", "crash_under_load:1.5"]
-    + ["slow_start:-1", "sse_framing:xml"],
+    [
+        "nothing",
+        "http_404:1",
+        "http_500",
+        "http_500:2",
+        "http_500:x",
+        "crash_under_load:1.5",
+        "slow_start:-1",
+        "sse_framing:xml",
+    ],
 )
 def test_bad_faults_are_refused(text: str) -> None:
     """Unknown names and bad arguments are refused with the fault's name."""
@@ -123,9 +132,10 @@ def test_silent_and_slow_starts_get_ready() -> None:
 
 def test_port_ignored_never_listens() -> None:
     """The log says ready, the port never answers."""
-    with start_engine("--port", "18999", "--fault", "port_ignored") as engine:
+    port = free_port()
+    with start_engine("--port", str(port), "--fault", "port_ignored") as engine:
         engine.wait_for_log(READY)
-        engine.port = 18999
+        engine.port = port
         assert engine.health() is None
         engine.process.terminate()
         assert engine.wait_exit() == 0
@@ -134,9 +144,9 @@ def test_port_ignored_never_listens() -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "cause"),
     [
-        ("crash_under_load:1", 1, "CUDA error: an illegal memory access"),
-        ("oom_under_load:1", 1, "torch.OutOfMemoryError: CUDA out of memory"),
-        ("exit_zero_under_load:1", 0, "EngineDeadError"),
+        ("crash_under_load:2", 1, "CUDA error: an illegal memory access"),
+        ("oom_under_load:2", 1, "torch.OutOfMemoryError: CUDA out of memory"),
+        ("exit_zero_under_load:2", 0, "EngineDeadError"),
     ],
 )
 def test_deaths_under_load(fault: str, code: int, cause: str) -> None:
@@ -144,9 +154,10 @@ def test_deaths_under_load(fault: str, code: int, cause: str) -> None:
     with ready_engine("--fault", fault) as engine:
         assert engine.chat().status == 200
         with engine.open_stream(max_tokens=20000) as (response, _):
+            response.readline()
             assert engine.chat().status == 500
             assert engine.health() == 503
-            # The stream that ran already (and set it off) has an error in it.
+            # The stream that ran already has an error in it.
             assert b'"error"' in response.read()
         assert engine.wait_exit() == code
         assert cause in engine.log

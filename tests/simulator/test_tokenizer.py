@@ -14,7 +14,7 @@ from tuner.simulator.tokenizer import Tokenizer
         ("12 1234567", 1 + 3),
         ("你好世界", 4),
         ("カタカナ한국", 6),
-        ("end. (really)", 5),
+        ("end. (really) !", 6),
         ("a  b\n\nc", 5),
         ("snake_case", 3),
     ],
