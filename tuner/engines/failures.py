@@ -56,12 +56,14 @@ _SIGNS = (
         r"|No such file or directory: .*config\.json",
         _K.MODEL_NOT_FOUND,
     ),
+    # The line with the figures comes after the one that only says that a validation failed.
     _sign(
-        r"ValidationError|validation error for|is greater than the derived max_model_len"
+        r"Value error, |is greater than the derived max_model_len"
         r"|cannot be greater than|must be greater than or equal to",
         _K.INVALID_SETTINGS,
         _K.CRASH_UNDER_LOAD,
     ),
+    _sign(r"ValidationError|validation error for", _K.INVALID_SETTINGS, _K.CRASH_UNDER_LOAD),
 )
 _GENERIC = re.compile(r"See root cause above|Traceback \(most recent call last\)|^\s*File \"")
 _ERROR_LINE = re.compile(r"(?:Error|Exception|error)\b.*: \S|\bERROR\b|^error:|: error:")

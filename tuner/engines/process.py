@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tuner.records import Failure, FailureKind
 _TERM_WAITS_S = (10.0, 5.0)
 _KILL_WAIT_S = 10.0
 _POLL_S = 0.05
+# An engine's processes inherit it; it finds one whose parents have all gone before it was seen.
+_MARK = "VLLM_SLO_TUNER_TREE"
 _SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # noqa: S108 - the kernel's own place
 
 
@@ -48,16 +51,19 @@ class ProcessTree:
     ) -> None:
         self._clock = clock
         self._new_session = new_session
+        mark = uuid.uuid4().hex
+        self._mark = f"{_MARK}={mark}".encode()
         with log_path.open("ab") as log:
             self._popen = subprocess.Popen(
                 list(command),
-                env=env,
+                env={**env, _MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=new_session,
             )
         self._members: dict[int, psutil.Process] = {}
+        self._segments: set[Path] = set()
         self._remember(self._popen.pid)
 
     @property
@@ -74,7 +80,11 @@ class ProcessTree:
         """Every member that still runs; call it now and then, so that children become known."""
         self._popen.poll()
         self._look_for_children()
-        return [p for p in self._members.values() if _is_alive(p)]
+        return self._alive()
+
+    def note_shared_memory(self) -> None:
+        """Remember the segments of the living, so that those of a killed one can be removed."""
+        self._segments |= _shared_memory_of(self._alive())
 
     def stop(self) -> None:
         """End the whole tree: ask, ask again, kill; then prove that nobody is left.
@@ -83,7 +93,7 @@ class ProcessTree:
             StopFailed: when a member survives SIGKILL.
         """
         members = self.living()
-        segments = _shared_memory_of(members)
+        self.note_shared_memory()
         # The leader is asked first: it knows best how to end the rest.
         leader = [p for p in members if p.pid == self._popen.pid]
         ended = (
@@ -96,7 +106,7 @@ class ProcessTree:
             raise StopFailed(
                 Failure(FailureKind.STOP_FAILED, f"still running after SIGKILL: {pids}")
             )
-        for segment in segments:
+        for segment in self._segments:
             segment.unlink(missing_ok=True)
 
     def _end(
@@ -113,11 +123,9 @@ class ProcessTree:
         return True
 
     def _look_for_children(self) -> None:
-        if self._new_session:
-            strangers = (pid for pid in psutil.pids() if pid not in self._members)
-            for pid in strangers:
-                if _session_of(pid) == self._popen.pid:
-                    self._remember(pid)
+        for pid in psutil.pids():
+            if pid not in self._members and self._is_ours(pid):
+                self._remember(pid)
         # All descend from the leader; once it is gone, from whoever it left behind.
         leader = self._members.get(self._popen.pid)
         roots = [leader] if leader and _is_alive(leader) else list(self._members.values())
@@ -128,6 +136,14 @@ class ProcessTree:
                 continue
             for child in children:
                 self._members.setdefault(child.pid, child)
+
+    def _alive(self) -> list[psutil.Process]:
+        return [p for p in self._members.values() if _is_alive(p)]
+
+    def _is_ours(self, pid: int) -> bool:
+        if self._new_session and _session_of(pid) == self._popen.pid:
+            return True
+        return self._mark in _environment_of(pid)
 
     def _remember(self, pid: int) -> None:
         try:
@@ -156,6 +172,13 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
         return None
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:

@@ -1,0 +1,224 @@
+"""A fleet whose trials run in virtual time: an hour of tuning in a second, fully repeatable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from objectives import (
+    EngineCounters,
+    Load,
+    MeterHealth,
+    Probe,
+    RequestRecord,
+    RequestRole,
+    check_slo,
+    compute_metrics,
+    slo_holds,
+    worst_ratio,
+)
+from tuner.engines import launch_command, merged_settings, to_arguments
+from tuner.errors import InfrastructureError
+from tuner.fleet import Completion, WorkerInfo
+from tuner.probe import probe_seed
+from tuner.records import (
+    EngineInfo,
+    Failure,
+    FailureKind,
+    LevelResult,
+    Outcome,
+    TrialResult,
+    TrialSpec,
+)
+from tuner.simulator.flags import parse_arguments
+from tuner.simulator.launch import InvalidSettings, StartFailed, prepare_engine
+from tuner.simulator.virtual import VirtualEngine, VirtualRequest, simulate_concurrency
+from tuner.store.requests_log import REQUESTS_LOG, request_lines
+from tuner.workloads import RequestPlan, fallback_ratios
+
+Sabotage = Callable[[TrialSpec, int], Failure | None]
+_START_S = 60.0
+
+
+class VirtualClock:
+    """A clock that only moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+
+    def now_s(self) -> float:
+        return self.elapsed_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.elapsed_s += duration_s
+
+    def utc_now(self) -> datetime:
+        return datetime(2026, 11, 29, tzinfo=UTC) + timedelta(seconds=self.elapsed_s)
+
+
+class VirtualFleet:
+    """Workers in virtual time.
+
+    Args:
+        workers: how many.
+        clock: moved on by every trial.
+        sabotage: a failure for a trial's n-th attempt, or None.
+    """
+
+    def __init__(
+        self, *, workers: int, clock: VirtualClock, sabotage: Sabotage = lambda *_: None
+    ) -> None:
+        self._infos = tuple(WorkerInfo(f"worker-{i}", (str(i),), "here") for i in range(workers))
+        self._clock = clock
+        self._sabotage = sabotage
+        self._running: list[tuple[TrialSpec, str]] = []
+        self._attempts: dict[tuple[int, int], int] = {}
+        self.submitted: list[tuple[TrialSpec, str]] = []
+        self.is_closed = False
+        self.interrupt_after: int | None = None
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        return self._infos
+
+    @property
+    def idle_count(self) -> int:
+        return len(self._infos) - len(self._running)
+
+    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+        busy = {worker for _, worker in self._running}
+        idle = [i.name for i in self._infos if i.name not in busy]
+        if not idle:
+            raise InfrastructureError("no worker is idle")
+        worker = next((name for name in idle if name != avoid), idle[0])
+        self._running.append((spec, worker))
+        self.submitted.append((spec, worker))
+
+    def collect(self, *, timeout_s: float) -> list[Completion]:
+        if self.interrupt_after is not None and len(self.submitted) > self.interrupt_after:
+            raise KeyboardInterrupt
+        if not self._running:
+            self._clock.sleep_s(timeout_s)
+            return []
+        spec, worker = self._running.pop(0)
+        result = self._run(spec, worker)
+        self._clock.sleep_s(result.engine_s / len(self._infos))
+        return [Completion(spec, worker, result)]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _run(self, spec: TrialSpec, worker: str) -> TrialResult:
+        key = (spec.number, spec.seed)
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        failure = self._sabotage(spec, self._attempts[key])
+        levels: list[LevelResult] = []
+        log = b""
+        if failure is None:
+            try:
+                engine = _engine(spec)
+            except (InvalidSettings, StartFailed) as error:
+                failure = Failure(FailureKind.INVALID_SETTINGS, str(error).splitlines()[0])
+            else:
+                log = _walk(spec, engine, levels)
+        measure_s = sum(lv.measure_s for lv in levels)
+        outcome = Outcome.MEASURED
+        if failure is not None:
+            is_own = failure.kind.is_settings_fault
+            outcome = Outcome.INFEASIBLE if is_own else Outcome.FAILED
+        return TrialResult(
+            number=spec.number,
+            outcome=outcome,
+            failure=failure,
+            levels=tuple(levels),
+            command=tuple(launch_command(spec.engine, spec.settings)),
+            engine_info=EngineInfo(version="0.32.0+virtual", max_model_len=4096),
+            engine_starts=1,
+            engine_s=_START_S + measure_s,
+            startup_s=_START_S,
+            measure_s=measure_s,
+            worker=worker,
+            artifacts={REQUESTS_LOG: log},
+        )
+
+
+def _engine(spec: TrialSpec) -> VirtualEngine:
+    settings = merged_settings(spec.engine, spec.settings)
+    words = [spec.engine.model, *to_arguments(settings)]
+    return prepare_engine(parse_arguments(words)).virtual_engine()
+
+
+def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> bytes:
+    log = b""
+    for load in spec.loads:
+        probe = _probe(spec, engine, load)
+        metrics = compute_metrics([probe], slo=spec.slo)
+        checks = check_slo([probe], slo=spec.slo, metrics=metrics)
+        log += request_lines(probe)
+        levels.append(
+            LevelResult(
+                load=load,
+                seed=probe.seed,
+                metrics=metrics,
+                checks=checks,
+                holds=slo_holds(checks),
+                worst_ratio=worst_ratio(checks, slo=spec.slo),
+                measure_s=probe.end_s,
+                requests=len(probe.records),
+                window_start_s=probe.window_start_s,
+                window_end_s=probe.window_end_s,
+                end_s=probe.end_s,
+                counters=probe.counters,
+                meter=probe.meter,
+            )
+        )
+        if spec.stop_at_failure and levels[-1].holds is False:
+            break
+    return log
+
+
+def _probe(spec: TrialSpec, engine: VirtualEngine, load: Load) -> Probe:
+    seed = probe_seed(spec.seed, load)
+    plan = RequestPlan(spec.workload, seed=seed, ratios=fallback_ratios())
+    slots = round(load.value)
+    count = spec.workload.measured_requests(load, needed=60)
+    planned = [plan.request(i) for i in range(count + 2 * slots)]
+    run = simulate_concurrency(
+        [VirtualRequest(p.prompt_tokens, p.output_tokens) for p in planned],
+        concurrency=slots,
+        engine=engine,
+        seed=seed,
+    )
+    records = []
+    for times in run.requests:
+        request = planned[times.index]
+        role = RequestRole.WARM_UP if times.index < slots else RequestRole.MEASURED
+        if times.index >= slots + count:
+            role = RequestRole.FILLER
+        records.append(
+            RequestRecord(
+                index=times.index,
+                traffic_class=request.traffic_class,
+                role=role,
+                scheduled_s=times.scheduled_s,
+                sent_s=times.scheduled_s,
+                first_token_s=times.token_s[0],
+                last_token_s=times.token_s[-1],
+                end_s=times.token_s[-1],
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                planned_output_tokens=request.output_tokens,
+                chunk_times_s=times.token_s,
+            )
+        )
+    measured = [r for r in records if r.role is RequestRole.MEASURED]
+    return Probe(
+        load=load,
+        seed=seed,
+        records=tuple(records),
+        window_start_s=min(r.scheduled_s for r in measured),
+        window_end_s=max(r.scheduled_s for r in measured),
+        end_s=max(r.end_s for r in measured),
+        counters=EngineCounters(),
+        meter=MeterHealth(),
+    )

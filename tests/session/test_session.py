@@ -1,0 +1,268 @@
+"""The whole job in virtual time: search, confirm, decide, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces import fingerprint
+from tests.session.running import VirtualRun, make_config
+from tuner.errors import TunerError
+from tuner.records import Failure, FailureKind, TrialSpec
+
+
+def test_a_run_ends_with_two_confirmed_commands_and_the_baseline(tmp_path: Path) -> None:
+    """The demo engine's defaults are beaten; both policies are confirmed on fresh seeds."""
+    document = VirtualRun(make_config(tmp_path)).run()
+    assert document["verdict"] == "improved"
+    first = document["recommendations"]["throughput_first"]
+    second = document["recommendations"]["latency_first"]
+    for found in (first, second):
+        assert found["confirmed"] is True
+        assert found["replications"] == 3
+        assert found["launch_command"][:2] == ["vllm-simulated", "serve"]
+        assert all(check["holds"] for check in found["slo_checks"])
+    assert first["vs_baseline"]["low"] > 1.0
+    assert document["baseline"]["fresh"] is True
+    assert document["baseline"]["settings"] == {}
+    assert second["load"]["value"] == document["target_load"]
+
+
+def test_the_search_measures_baseline_and_references_first(tmp_path: Path) -> None:
+    """Trial 0 is the engine's defaults, the named references follow."""
+    document = VirtualRun(make_config(tmp_path)).run()
+    trials = document["trials"]
+    assert (trials[0]["origin"], trials[0]["settings"]) == ("baseline", {})
+    assert trials[1]["label"] == "conservative"
+    assert len(trials) == 10
+    assert len({fingerprint(t["settings"]) for t in trials}) == 10
+
+
+def test_confirmations_are_interleaved_and_never_use_the_search_seed(tmp_path: Path) -> None:
+    """Replicate by replicate, every finalist side by side, on seeds the search never used."""
+    run = VirtualRun(make_config(tmp_path), workers=1)
+    run.run()
+    records = run.folder.trials(is_confirmation=True)
+    replicates = [r.replicate for r in records]
+    assert replicates == sorted(replicates)
+    assert len({r.of_trial for r in records if r.replicate == 1}) >= 2
+    assert run.plan.config.options.seed not in {r.seed for r in records}
+    by_replicate = {r.replicate: r.seed for r in records}
+    assert all(r.seed == by_replicate[r.replicate] for r in records)
+
+
+def test_an_slo_that_nothing_meets_names_the_nearest_and_its_limit(tmp_path: Path) -> None:
+    """No recommendation, verdict infeasible, the nearest setting with what limits it."""
+    document = VirtualRun(make_config(tmp_path, slo="ttft=20ms,tpot=2ms")).run()
+    assert document["verdict"] == "infeasible"
+    assert document["recommendations"] == {"throughput_first": None, "latency_first": None}
+    assert document["nearest"]["limited_by"]
+    assert document["confirmations"] == []
+
+
+def test_defaults_that_are_best_are_recommended(tmp_path: Path) -> None:
+    """With a space that holds only worse settings the defaults stay."""
+    space = {"parameters": {"max_num_seqs": {"choice": [2, 4]}}}
+    document = VirtualRun(make_config(tmp_path, space=space, trials=3)).run()
+    assert document["verdict"] == "default_is_best"
+    assert document["recommendations"]["throughput_first"]["trial"] == 0
+
+
+def test_one_replicate_proves_no_gain(tmp_path: Path) -> None:
+    """Without a second replicate there is no interval, so the defaults stay."""
+    document = VirtualRun(make_config(tmp_path, confirm={"replicates": 1})).run()
+    assert document["verdict"] == "default_is_best"
+    assert document["challenger"]["vs_baseline"]["throughput_ratio"] > 1.2
+
+
+def test_the_same_seed_gives_the_same_report(tmp_path: Path) -> None:
+    """Two runs of one seed agree in every trial and recommendation."""
+
+    def essence(document: dict[str, Any]) -> Any:
+        return [document[key] for key in ("verdict", "trials", "recommendations", "pareto")]
+
+    one = VirtualRun(make_config(tmp_path / "a"), workers=1).run()
+    two = VirtualRun(make_config(tmp_path / "b"), workers=1).run()
+    assert essence(one) == essence(two)
+
+
+def test_an_interrupted_run_resumes_without_losing_or_repeating_a_trial(tmp_path: Path) -> None:
+    """Ctrl-C in the search, then resume: finished trials are kept, the count is right."""
+    run = VirtualRun(make_config(tmp_path))
+    run.fleet.interrupt_after = 5
+    with pytest.raises(KeyboardInterrupt):
+        run.session().run()
+    before = {r.number: r for r in run.folder.trials()}
+    assert 0 < len(before) < 10
+    run.fleet.interrupt_after = None
+    run.fleet._running.clear()
+    document = run.run()
+    after = {r.number: r for r in run.folder.trials()}
+    assert all(after[number] == record for number, record in before.items())
+    assert sorted(after) == list(range(10))
+    assert len({fingerprint(r.settings) for r in after.values()}) == 10
+    assert document["verdict"] == "improved"
+
+
+def test_a_run_interrupted_while_confirming_resumes_there(tmp_path: Path) -> None:
+    """Confirmations that were made are not made again."""
+    run = VirtualRun(make_config(tmp_path))
+    run.fleet.interrupt_after = 13
+    with pytest.raises(KeyboardInterrupt):
+        run.session().run()
+    done = len(run.folder.trials(is_confirmation=True))
+    assert done > 0
+    run.fleet.interrupt_after = None
+    run.fleet._running.clear()
+    submitted = len(run.fleet.submitted)
+    run.run()
+    total = len(run.folder.trials(is_confirmation=True))
+    assert len(run.fleet.submitted) - submitted == total - done
+
+
+def test_settings_that_cannot_start_are_infeasible_and_not_asked_again(tmp_path: Path) -> None:
+    """Out of memory is the settings' fault: recorded once, never retried, never recommended."""
+
+    def out_of_memory(spec: TrialSpec, _: int) -> Failure | None:
+        if spec.settings.get("max_num_seqs") == 64:
+            return Failure(FailureKind.OUT_OF_MEMORY_AT_START, "CUDA out of memory")
+        return None
+
+    run = VirtualRun(make_config(tmp_path), sabotage=out_of_memory)
+    document = run.run()
+    failed = [t for t in document["trials"] if t["outcome"] == "infeasible"]
+    assert failed
+    assert all(t["failure"]["kind"] == "out_of_memory_at_start" for t in failed)
+    asked = [fingerprint(s.settings) for s, _ in run.fleet.submitted if s.stop_at_failure]
+    assert len(asked) == len(set(asked))
+    assert document["recommendations"]["throughput_first"]["settings"].get("max_num_seqs") != 64
+
+
+def test_a_transient_fault_is_retried_elsewhere_and_leaves_no_mark(tmp_path: Path) -> None:
+    """A port conflict on the first attempt is tried again on another worker and then counts."""
+
+    def first_attempt(spec: TrialSpec, attempt: int) -> Failure | None:
+        if spec.stop_at_failure and attempt == 1:
+            return Failure(FailureKind.PORT_TAKEN, "taken")
+        return None
+
+    run = VirtualRun(make_config(tmp_path, trials=3), sabotage=first_attempt)
+    document = run.run()
+    assert all(t["outcome"] == "measured" for t in document["trials"])
+    tries = [(spec.number, worker) for spec, worker in run.fleet.submitted if spec.stop_at_failure]
+    assert len(tries) == 6
+
+
+def test_a_transient_fault_that_stays_is_given_up_after_three_attempts(tmp_path: Path) -> None:
+    """Three attempts, then the trial is failed with a warning, and the run goes on."""
+
+    def always(spec: TrialSpec, _: int) -> Failure | None:
+        if spec.number == 1 and spec.stop_at_failure:
+            return Failure(FailureKind.PORT_TAKEN, "taken")
+        return None
+
+    run = VirtualRun(make_config(tmp_path, trials=4), sabotage=always)
+    document = run.run()
+    attempts = [s for s, _ in run.fleet.submitted if s.number == 1 and s.stop_at_failure]
+    assert len(attempts) == 3
+    assert document["trials"][1]["outcome"] == "failed"
+    assert any("trial 1 gave no result" in text for text in document["warnings"])
+
+
+def test_an_argument_the_engine_does_not_know_stops_the_run_at_once(tmp_path: Path) -> None:
+    """Every further trial would fail alike, so the first one ends the run with its cause."""
+
+    def unknown(*_: object) -> Failure | None:
+        return Failure(FailureKind.UNKNOWN_ARGUMENT, "unrecognized arguments: --nope")
+
+    run = VirtualRun(make_config(tmp_path), workers=1, sabotage=unknown)
+    with pytest.raises(TunerError, match="unrecognized arguments"):
+        run.run()
+    assert len(run.fleet.submitted) == 1
+
+
+def test_an_engine_that_never_starts_ends_the_run_within_a_few_launches(tmp_path: Path) -> None:
+    """A search in which every trial fails alike is not carried on to the last trial."""
+
+    def crash(*_: object) -> Failure | None:
+        return Failure(FailureKind.CRASH_AT_START, "died")
+
+    run = VirtualRun(make_config(tmp_path, trials=40), sabotage=crash)
+    with pytest.raises(TunerError, match="died"):
+        run.run()
+    assert len(run.fleet.submitted) <= 8
+
+
+def test_the_time_budget_leaves_room_for_the_confirmation(tmp_path: Path) -> None:
+    """The search ends at three quarters of the budget; finalists are still confirmed."""
+    run = VirtualRun(make_config(tmp_path, budget="12m", trials=500))
+    document = run.run()
+    assert 2 < len(document["trials"]) < 16
+    assert document["recommendations"]["throughput_first"]["confirmed"] is True
+
+
+def test_finalists_that_do_not_hold_again_lose_their_place(tmp_path: Path) -> None:
+    """A winner that crashes when it is measured afresh is replaced by the runner-up."""
+    clean = VirtualRun(make_config(tmp_path / "clean")).run()
+    winner = clean["recommendations"]["throughput_first"]["settings"]
+
+    def crash_again(spec: TrialSpec, _: int) -> Failure | None:
+        if not spec.stop_at_failure and dict(spec.settings) == winner:
+            return Failure(FailureKind.CRASH_UNDER_LOAD, "died")
+        return None
+
+    document = VirtualRun(make_config(tmp_path / "sabotaged"), sabotage=crash_again).run()
+    found = document["recommendations"]["throughput_first"]
+    assert found is not None
+    assert found["settings"] != winner
+    assert found["confirmed"] is True
+
+
+def test_report_json_has_the_contracts_keys(tmp_path: Path) -> None:
+    """Every key that scripts of others read is there."""
+    document = VirtualRun(make_config(tmp_path)).run()
+    assert document["schema_version"] == 1
+    keys = {
+        "run", "slo", "engine", "model", "hardware", "workload", "verdict", "baseline",
+        "recommendations", "pareto", "trials", "cost", "warnings",
+    }  # fmt: skip
+    assert keys <= set(document)
+    measured = {"settings", "load", "metrics", "slo_checks", "replications"}
+    assert measured <= set(document["baseline"])
+    recommendation = document["recommendations"]["throughput_first"]
+    assert measured | {"trial", "launch_command", "confirmed", "vs_baseline", "explanation"} <= set(
+        recommendation
+    )
+    assert {"throughput_ratio", "low", "high"} <= set(recommendation["vs_baseline"])
+    metrics = {
+        "p50_ttft_ms", "p95_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p95_tpot_ms", "p99_tpot_ms",
+        "p95_itl_ms", "p99_itl_ms", "p50_e2e_ms", "p95_e2e_ms", "output_tokens_per_s",
+        "total_tokens_per_s", "requests_per_s", "goodput", "goodput_requests_per_s", "error_rate",
+        "n_requests", "kv_cache_usage", "running", "waiting", "preemption_count",
+        "p95_send_delay_ms", "by_class",
+    }  # fmt: skip
+    assert metrics <= set(recommendation["metrics"])
+    assert set(recommendation["metrics"]["by_class"]) == {"short", "long"}
+    check = {"target", "observed", "ratio", "holds", "low", "high"}
+    assert all(check <= set(c) for c in recommendation["slo_checks"])
+    trial = {
+        "number", "origin", "settings", "fidelity", "outcome", "failure", "capacity", "metrics",
+        "slo_checks", "engine_starts", "engine_s",
+    }  # fmt: skip
+    assert all(trial <= set(t) for t in document["trials"])
+    cost = {"engine_starts", "engine_s", "measure_s", "wall_s", "requests", "gpu_s"}
+    assert cost <= set(document["cost"])
+
+
+def test_the_run_folder_has_the_contracts_files(tmp_path: Path) -> None:
+    """Configuration, environment, journal, events, trials with their files, exports, reports."""
+    run = VirtualRun(make_config(tmp_path))
+    run.run()
+    for name in (
+        "config.yaml", "environment.json", "study.journal", "trials/0000/trial.json",
+        "trials/0000/command.sh", "trials/0000/requests.jsonl", "trials/0000/experiment.yaml",
+        "export/throughput-first", "export/latency-first", "report.json", "report.md",
+    ):  # fmt: skip
+        assert (run.folder.path / name).exists(), name
