@@ -5,6 +5,7 @@ Values come from the command line, else the YAML file, else the defaults here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,13 @@ def _as_budget_s(value: Any) -> Any:
 def _as_mapping(key: str) -> BeforeValidator:
     """A bare name stands for a mapping with that name under `key`."""
     return BeforeValidator(lambda v: {key: v} if isinstance(v, str) else v)
+
+
+def _as_engine_values(value: Any) -> Any:
+    """VLLM takes structured values as JSON text."""
+    if not isinstance(value, dict):
+        return value
+    return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in value.items()}
 
 
 def _as_texts(value: Any) -> Any:
@@ -90,7 +98,9 @@ class ConfigModel(BaseModel):
     slo: str
     model: str | None = Field(default=None, min_length=1)
     engine: Annotated[EngineSection, _as_mapping("kind")] = EngineSection()
-    engine_arg: dict[str, Scalar] = Field(default_factory=dict)
+    engine_arg: Annotated[dict[str, Scalar], BeforeValidator(_as_engine_values)] = Field(
+        default_factory=dict
+    )
     gpus: int | None = Field(default=None, ge=1)
     gpus_per_engine: int = Field(default=1, ge=1)
     ray_address: str | None = None
@@ -208,7 +218,10 @@ def parse_engine_arg(text: str) -> Option:
         raise UsageError(
             [f"--engine-arg {text}: write it as NAME=VALUE, as --engine-arg max_model_len=4096"]
         )
-    return Option(("engine_arg", name), yaml.safe_load(value_text), f"--engine-arg {name}")
+    value = yaml.safe_load(value_text) if value_text.strip() else ""
+    # What is no plain value (as JSON for hf_overrides) goes to the engine as it was written.
+    is_plain = isinstance(value, bool | int | float | str)
+    return Option(("engine_arg", name), value if is_plain else value_text, f"--engine-arg {name}")
 
 
 def _read_source(file: Path | None, *, allow_default_file: bool) -> YamlSource:

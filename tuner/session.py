@@ -298,9 +298,9 @@ class Session:
         alike = [r.failure.kind for r in self._records if r.failure is not None]
         all_failed = len(alike) == len(self._records) >= _HOPELESS_TRIALS and len(set(alike)) == 1
         if (failure.kind.is_hopeless and is_own) or all_failed:
+            log = self._parts.folder.path / "trials" / f"{record.number:04d}" / "server.log"
             raise TunerError(
-                f"the engine cannot start: {failure.message}\n"
-                f"log: {self._parts.folder.path}/trials/{record.number:04d}/server.log"
+                f"no trial can succeed ({failure.kind.value}): {failure.message}\nlog: {log}"
             )
 
     def _is_search_time_over(self) -> bool:

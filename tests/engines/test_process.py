@@ -187,7 +187,7 @@ def test_the_segment_of_a_process_that_was_killed_by_others_is_removed(
     """The kernel's out-of-memory killer leaves a segment too; it was seen while its owner lived."""
     tree = start(SEGMENT_OWNER, str(tmp_path / "a.pid"), str(segment))
     process = process_of(tmp_path / "a.pid")
-    tree.living()
+    tree.note_shared_memory()
     process.kill()
     wait_until(lambda: tree.exit_code is not None, "the end")
     tree.stop()

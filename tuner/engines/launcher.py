@@ -227,6 +227,7 @@ class ProcessEngine:
         self._port = port
         self._proof_name = proof_name
         self._clock = clock
+        self._is_port_ours = True
         self._http = EngineHttp(f"http://{LOOPBACK}:{port}")
 
     @property
@@ -256,9 +257,11 @@ class ProcessEngine:
         """Raise when the process ended, or a stranger answers on our port."""
         self._tree.living()
         if self._tree.exit_code is not None:
-            raise StartFailed(
-                classify_exit(self.log.text(), exit_code=self._tree.exit_code, phase="start")
+            failure = classify_exit(
+                self.log.text(), exit_code=self._tree.exit_code, phase="start"
             )
+            self._is_port_ours = failure.kind is not FailureKind.PORT_TAKEN
+            raise StartFailed(failure)
 
     def is_serving(self) -> bool:
         """Whether our own process, not a stranger, serves on the port."""
@@ -268,6 +271,7 @@ class ProcessEngine:
         if self._proof_name in names:
             return True
         if names and not listens_on(self._tree.living(), self._port):
+            self._is_port_ours = False
             raise StartFailed(
                 Failure(
                     FailureKind.PORT_TAKEN,
@@ -296,6 +300,7 @@ class ProcessEngine:
 
     def read_back(self) -> None:
         """Note what is in force, and refuse an engine that runs with other settings."""
+        self._tree.note_shared_memory()
         head = self.log.head()
         snapshot = self.scrape()
         models = self._http.models()
@@ -325,6 +330,7 @@ class ProcessEngine:
             EngineDied: with the reason; an exit with code 0 is a crash as well.
         """
         self._tree.living()
+        self._tree.note_shared_memory()
         exit_code = self._tree.exit_code
         if exit_code is not None or not self._http.is_healthy():
             raise EngineDied(classify_exit(self.log.text(), exit_code=exit_code, phase="load"))
@@ -346,7 +352,8 @@ class ProcessEngine:
         self._http.close()
         self._tree.stop()
         end_s = self._clock.now_s() + _PORT_FREE_WAIT_S
-        while not is_port_free(self._port):
+        # A stranger's port stays taken, and that is not our failure to stop.
+        while self._is_port_ours and not is_port_free(self._port):
             if self._clock.now_s() > end_s:
                 raise StopFailed(
                     Failure(

@@ -76,8 +76,9 @@ class ProcessMeter:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
+                # -P: a folder of the user's, as ./objectives, must not stand in for our package.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tuner.load.process"],
+                    [sys.executable, "-P", "-m", "tuner.load.process"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=_meter_env(),

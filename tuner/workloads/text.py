@@ -120,10 +120,11 @@ def _log_zh(rng: random.Random) -> str:
 
 
 def _stamp(rng: random.Random) -> str:
-    return (
-        f"2026-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}T"
-        f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}:{rng.randint(0, 59):02d}Z"
-    )
+    # One draw for the whole moment: texts are made by the thousand.
+    days, second = divmod(rng.randrange(336 * 86_400), 86_400)
+    month, day = divmod(days, 28)
+    minute, second = divmod(second, 60)
+    return f"2026-{month + 1:02d}-{day + 1:02d}T{minute // 60:02d}:{minute % 60:02d}:{second:02d}Z"
 
 
 _MAKERS: Mapping[Corpus, Callable[[random.Random], str]] = {

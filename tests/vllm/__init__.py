@@ -1,0 +1,1 @@
+"""Tests on real vLLM, on this machine's CPU."""
