@@ -24,11 +24,13 @@ class EngineFacts:
         max_model_len: the longest sequence the engine is launched for.
         default_max_num_seqs: vLLM's own value where the setting is not given.
         default_max_num_batched_tokens: likewise.
+        gpus_per_engine: how many GPUs one engine has.
     """
 
     max_model_len: int | None = None
     default_max_num_seqs: int | None = None
     default_max_num_batched_tokens: int | None = None
+    gpus_per_engine: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,13 @@ def _memory_share_in_range(settings: Settings, _facts: EngineFacts) -> str | Non
     return f"gpu_memory_utilization ({share:g}) must be above 0 and at most 1"
 
 
+def _parallel_within_gpus(settings: Settings, facts: EngineFacts) -> str | None:
+    size, gpus = _number(settings, "tensor_parallel_size"), facts.gpus_per_engine
+    if size is None or gpus is None or size <= gpus:
+        return None
+    return f"tensor_parallel_size ({size:g}) is above the {gpus} GPUs of an engine"
+
+
 _AT_LEAST_ONE = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -164,4 +173,5 @@ RULES = (
     Rule("threshold_can_bind", _threshold_can_bind),
     Rule("active_within_seqs", _active_within_seqs),
     Rule("scheduled_within_tokens", _scheduled_within_tokens),
+    Rule("parallel_within_gpus", _parallel_within_gpus),
 )

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Carries `wall_s`: how long a session worked; a resumed run has several.
+SESSION_ENDED = "session_ended"
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from objectives import Policy
-from search_spaces import Space, fingerprint
+from search_spaces import EngineFacts, Space, fingerprint
 from tuner.clock import Clock
 from tuner.config import RunConfig, load_config
 from tuner.engines.resolve import ResolvedEngine, resolve_engine
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import UsageError
-from tuner.events import Event, Listener
+from tuner.events import SESSION_ENDED, Event, Listener
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
 from tuner.records import EngineConfig, Settings
@@ -86,8 +86,14 @@ def make_plan(config: RunConfig) -> Plan:
         )
     if engine.gpu_ids and options.ray_address is None and gpus > len(engine.gpu_ids):
         problems.append(f"--gpus {gpus}: this machine shows {len(engine.gpu_ids)} GPUs")
+    problems += [
+        f"--engine-arg {name}: is also a parameter of space {config.space.name}; remove one of them"
+        for name in config.options.engine_arg
+        if name in config.space.parameters
+    ]
     if problems:
         raise UsageError(problems)
+    config = replace(config, space=replace(config.space, facts=_facts(config)))
     return Plan(
         config=config,
         engine=engine,
@@ -123,6 +129,8 @@ def resume_run(path: Path, *, clock: Clock, listeners: Sequence[Listener]) -> Ru
     """
     folder = RunFolder.open(path, clock=clock)
     folder.lock()
+    if any(event["event"] == _FINISHED for event in folder.events()):
+        return RunResult(report_of(path, clock=clock), path, is_interrupted=False)
     plan = make_plan(read_config(path))
     return _work(plan, folder, clock=clock, listeners=listeners)
 
@@ -134,27 +142,30 @@ def read_config(path: Path) -> RunConfig:
 
 def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
     """Make the report from the records, and write it in every form."""
-    records = folder.trials()
-    confirmations = folder.trials(is_confirmation=True)
-    events = list(folder.events())
-    document = build_document(
-        ReportInput(
-            config=config,
-            engine=engine,
-            environment=folder.read_environment(),
-            records=records,
-            confirmations=confirmations,
-            probes_of=lambda record: folder.probes(record, is_confirmation=True),
-            run_id=folder.run_id,
-            wall_s=sum(e.get("wall_s", 0.0) for e in events if e["event"] == "session_ended"),
-            is_resumed=any(e["event"] == "resumed" for e in events),
-            is_complete=any(e["event"] == _FINISHED for e in events),
-        )
-    )
+    document = make_document(folder, config=config, engine=engine)
     folder.write_file(REPORT, dump_json(document))
     folder.write_file(_REPORT_MD, markdown_report(document).encode())
     _write_exports(folder, document)
     return document
+
+
+def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
+    """The report document, from the records alone."""
+    events = list(folder.events())
+    return build_document(
+        ReportInput(
+            config=config,
+            engine=engine,
+            environment=folder.read_environment(),
+            records=folder.trials(),
+            confirmations=folder.trials(is_confirmation=True),
+            probes_of=lambda record: folder.probes(record, is_confirmation=True),
+            run_id=folder.run_id,
+            wall_s=sum(e.get("wall_s", 0.0) for e in events if e["event"] == SESSION_ENDED),
+            is_resumed=any(e["event"] == "resumed" for e in events),
+            is_complete=any(e["event"] == _FINISHED for e in events),
+        )
+    )
 
 
 def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:
@@ -162,6 +173,13 @@ def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:
     folder = RunFolder.open(path, clock=clock)
     config = read_config(path)
     return write_report(folder, config=config, engine=_stored_engine(folder, config))
+
+
+def document_of(path: Path, *, clock: Clock) -> dict[str, Any]:
+    """The report document of a run; nothing is written."""
+    folder = RunFolder.open(path, clock=clock)
+    config = read_config(path)
+    return make_document(folder, config=config, engine=_stored_engine(folder, config))
 
 
 def _work(
@@ -185,7 +203,7 @@ def _work(
         is_interrupted = True
         tell(Event("interrupted"))
     finally:
-        tell(Event("session_ended", {"wall_s": round(clock.now_s() - started_s, 3)}))
+        tell(Event(SESSION_ENDED, {"wall_s": round(clock.now_s() - started_s, 3)}))
     document = write_report(folder, config=plan.config, engine=engine)
     folder.unlock()
     return RunResult(document, folder.path, is_interrupted)
@@ -262,6 +280,22 @@ def _close_in_peace(fleet: Fleet) -> None:
         fleet.close()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _facts(config: RunConfig) -> EngineFacts:
+    """What is known of the engine before one ran: the options that the user fixed."""
+    fixed = config.options.engine_arg
+
+    def number(name: str) -> int | None:
+        value = fixed.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    return EngineFacts(
+        max_model_len=number("max_model_len"),
+        default_max_num_seqs=number("max_num_seqs"),
+        default_max_num_batched_tokens=number("max_num_batched_tokens"),
+        gpus_per_engine=config.options.gpus_per_engine,
+    )
 
 
 def _references(space: Space, engine: EngineConfig) -> tuple[tuple[str, Settings], ...]:

@@ -7,15 +7,14 @@ then listeners hear of it. An interrupted run therefore loses no finished trial.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from search_spaces import EngineFacts
 from tuner.clock import Clock
 from tuner.config import RunConfig
 from tuner.confirming import Confirmation, ConfirmationPlan
 from tuner.errors import InfrastructureError, TunerError
-from tuner.events import Event, Listener
+from tuner.events import SESSION_ENDED, Event, Listener
 from tuner.fleet import Completion, Fleet
 from tuner.observing import observation, reference_load
 from tuner.records import (
@@ -86,7 +85,9 @@ class Session:
 
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
-        self._started_s = parts.clock.now_s()
+        # What earlier sessions of this run took counts towards its budget.
+        spent_s = sum(float(e["wall_s"]) for e in parts.folder.events() if e["event"] == SESSION_ENDED)
+        self._started_s: float = parts.clock.now_s() - spent_s
         self._records: list[TrialRecord] = parts.folder.trials()
         self._confirmations: list[TrialRecord] = parts.folder.trials(is_confirmation=True)
         self._jobs: dict[int, _Job] = {}
@@ -281,13 +282,10 @@ class Session:
         if self._facts_known or info.max_model_len is None:
             return
         self._facts_known = True
-        is_default = "max_num_batched_tokens" not in record.settings
-        self._parts.search.use_facts(
-            EngineFacts(
-                max_model_len=info.max_model_len,
-                default_max_num_batched_tokens=info.max_num_batched_tokens if is_default else None,
-            )
-        )
+        facts = replace(self._parts.config.space.facts, max_model_len=info.max_model_len)
+        if not record.settings and facts.default_max_num_batched_tokens is None:
+            facts = replace(facts, default_max_num_batched_tokens=info.max_num_batched_tokens)
+        self._parts.search.use_facts(facts)
 
     def _refuse_hopeless(self, record: TrialRecord) -> None:
         """Stop at a fault that every further trial would have too, instead of burning them all."""

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray.util.state import list_actors
 
 from tests.fakes.processes import is_gone, wait_until
 from tests.fleet.conformance import (
@@ -49,6 +48,11 @@ def open_fleet(**options: Any) -> Iterator[RayFleet]:
         fleet.close()
 
 
+def wait_for_gpus() -> None:
+    """Wait until no actor holds a GPU."""
+    wait_until(lambda: ray.available_resources().get("GPU", 0) == 2, "both GPUs to be free")
+
+
 class TestRayFleet(FleetConformance):
     """The conformance suite, on Ray actors."""
 
@@ -57,7 +61,7 @@ class TestRayFleet(FleetConformance):
         """Two workers with one logical GPU each; no actor is left after close."""
         with open_fleet() as fleet:
             yield fleet
-        wait_until(lambda: ray.available_resources().get("GPU", 0) == 2, "both GPUs to be free")
+        wait_for_gpus()
 
 
 def test_a_worker_may_own_several_gpus(notes: EngineNotes) -> None:  # noqa: F811
@@ -73,6 +77,7 @@ def test_more_workers_than_the_cluster_has_gpus_are_refused(
     workers: int, gpus_per_worker: int
 ) -> None:
     """The message says what was asked, what is there and what to change; nothing was started."""
+    wait_for_gpus()
     wanted = workers * gpus_per_worker
     with pytest.raises(InfrastructureError, match=f"need {wanted} GPUs, the Ray cluster has 2"):
         RayFleet(workers=workers, gpus_per_worker=gpus_per_worker)
@@ -130,11 +135,14 @@ def test_a_cluster_that_does_not_answer_is_an_infrastructure_error() -> None:
     assert "refused: cannot reach the Ray cluster at 127.0.0.1:1" in answer.stdout, answer.stderr
 
 
-def test_no_actor_outlives_its_fleet() -> None:
-    """After close every actor of the fleet is dead."""
-    with open_fleet():
-        assert [a.state for a in list_actors() if a.class_name == "_Actor"].count("ALIVE") == 2
-    wait_until(
-        lambda: not [a for a in list_actors() if a.class_name == "_Actor" and a.state == "ALIVE"],
-        "the actors' end",
-    )
+def test_no_actor_outlives_its_fleet(notes: EngineNotes) -> None:  # noqa: F811
+    """After close the process of every actor that worked is gone."""
+    with open_fleet() as fleet:
+        for number in (0, 1):
+            fleet.submit(make_spec(number, notes, faults=("crash_at_start",)))
+        collect(fleet, 2)
+        actors = [psutil.Process(engine.parent) for engine in notes.all()]
+        assert len({actor.pid for actor in actors}) == 2
+        assert not any(is_gone(actor) for actor in actors)
+    for actor in actors:
+        wait_until(lambda actor=actor: is_gone(actor), "the actor's end")  # type: ignore[misc]

@@ -99,13 +99,19 @@ _PARAMETERS = st.one_of(
         st.integers(0, 20),
         st.integers(1, 50),
     ),
-    st.builds(lambda low, more: LogIntRange(low, low + more), st.integers(1, 99), st.integers(0, 999)),
+    st.builds(
+        lambda low, more: LogIntRange(low, low + more), st.integers(1, 99), st.integers(0, 999)
+    ),
     st.builds(
         lambda low, steps: FloatRange(low / 100, (low + steps * 5) / 100, 0.05),
         st.integers(0, 80),
         st.integers(1, 20),
     ),
-    st.builds(lambda low, more: PowerOfTwo(2**low, 2 ** (low + more)), st.integers(0, 6), st.integers(0, 6)),
+    st.builds(
+        lambda low, more: PowerOfTwo(2**low, 2 ** (low + more)),
+        st.integers(0, 6),
+        st.integers(0, 6),
+    ),
     st.builds(lambda cs: Choice(tuple(cs)), st.lists(st.integers(0, 512), min_size=1, unique=True)),
     st.builds(Fixed, st.sampled_from([1, 0.9, True, "auto"])),
 )

@@ -54,7 +54,10 @@ def test_every_kind_is_read(spec: Any, parameter: Parameter) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"int": [8, 60], "step": 8}, "step 8 does not divide 8..60, its top would be out of reach"),
+        (
+            {"int": [8, 60], "step": 8},
+            "step 8 does not divide 8..60, its top would be out of reach",
+        ),
         ({"float": [0.8, 0.95], "step": 0.1}, "step 0.1 does not divide 0.8..0.95"),
         ({"int": [8, 64], "step": 0}, "step must be a whole number of at least 1"),
         ({"int": [8, 64], "step": 1.5}, "step must be a whole number"),

@@ -164,9 +164,7 @@ def test_rules_cut_what_vllm_refuses_and_only_that_or_duplicates() -> None:
 def test_samples_with_every_optional_parameter_break_no_rule(name: str) -> None:
     """Random settings of a preset with all its optional parameters are valid ones."""
     source = load_preset(name)
-    space: Space = dataclasses.replace(
-        with_included(source, list(source.optional)), facts=H100
-    )
+    space: Space = dataclasses.replace(with_included(source, list(source.optional)), facts=H100)
     rng = random.Random(7)
     for _ in range(300):
         setting = space.sample(rng)

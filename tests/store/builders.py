@@ -114,7 +114,9 @@ def measured_trial(number: int = 3) -> TrialRecord:
     )
 
 
-def failed_trial(number: int = 4, kind: FailureKind = FailureKind.KV_SPACE_TOO_SMALL) -> TrialRecord:
+def failed_trial(
+    number: int = 4, kind: FailureKind = FailureKind.KV_SPACE_TOO_SMALL
+) -> TrialRecord:
     """A trial whose engine never started."""
     return dataclasses.replace(
         measured_trial(number),

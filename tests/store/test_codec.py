@@ -26,6 +26,9 @@ _VALUES = st.one_of(
 )
 
 
+FAILED = failed_trial()
+
+
 def there_and_back(record: TrialRecord) -> TrialRecord:
     """A record, written and read."""
     return read_trial(trial_document(record), where="trial.json")
@@ -58,7 +61,7 @@ def test_the_rich_example_is_rich() -> None:
 @given(settings=st.dictionaries(st.text(min_size=1, max_size=20), _VALUES, max_size=6))
 def test_any_settings_read_back_equal_in_value_and_type(settings: dict[str, Value]) -> None:
     """1, 1.0, True and "1" stay four things."""
-    record = dataclasses.replace(failed_trial(), settings=settings)
+    record = dataclasses.replace(FAILED, settings=settings)
     found = there_and_back(record).settings
     assert found == settings
     assert {n: type(v) for n, v in found.items()} == {n: type(v) for n, v in settings.items()}
@@ -67,12 +70,10 @@ def test_any_settings_read_back_equal_in_value_and_type(settings: dict[str, Valu
 @given(text=st.text(max_size=200))
 def test_any_message_reads_back(text: str) -> None:
     """Whatever an engine prints as its last words can be stored."""
-    failed = failed_trial()
-    assert failed.failure is not None
+    assert FAILED.failure is not None
     clean = text.encode("utf-8", "replace").decode()
-    record = dataclasses.replace(
-        failed, failure=dataclasses.replace(failed.failure, log_tail=clean)
-    )
+    failure = dataclasses.replace(FAILED.failure, log_tail=clean)
+    record = dataclasses.replace(FAILED, failure=failure)
     assert there_and_back(record) == record
 
 

@@ -82,7 +82,9 @@ def test_a_full_disk_stops_events_with_an_error_of_the_store(folder: RunFolder) 
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path, kind: str) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_store(
+    tmp_path: Path, kind: str
+) -> None:
     """A folder that is gone, or no folder, gives a message with the path."""
     parent = tmp_path / "parent"
     if kind == "file":

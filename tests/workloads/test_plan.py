@@ -181,9 +181,7 @@ def test_ratios_are_measured_with_the_engines_tokenizer_or_said_to_be_rough() ->
         ({"requests": 5}, Load("concurrency", 64), 400, 5),
     ],
 )
-def test_measured_requests(
-    fields: dict[str, Any], load: Load, needed: int, measured: int
-) -> None:
+def test_measured_requests(fields: dict[str, Any], load: Load, needed: int, measured: int) -> None:
     """What the SLO needs, at least the minimum and some for each slot; a given number wins."""
     workload = dataclasses.replace(MIXED, **fields)
     assert workload.measured_requests(load, needed=needed) == measured

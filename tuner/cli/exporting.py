@@ -10,13 +10,13 @@ from tuner.cli.output import print_result
 from tuner.clock import SystemClock
 from tuner.errors import UsageError
 from tuner.exports import export_files
-from tuner.run import report_of
+from tuner.run import document_of
 from tuner.store.files import write_atomic
 
 
 def export(run: Path, *, policy: str, export_format: str, output: Path | None) -> int:
     """Write one launch artefact; several files go to the folder of the first."""
-    document = report_of(run, clock=SystemClock())
+    document = document_of(run, clock=SystemClock())
     files = export_files(document, policy=_policy(policy), export_format=export_format)
     first = next(iter(files))
     if output is None:

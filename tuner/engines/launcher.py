@@ -257,9 +257,7 @@ class ProcessEngine:
         """Raise when the process ended, or a stranger answers on our port."""
         self._tree.living()
         if self._tree.exit_code is not None:
-            failure = classify_exit(
-                self.log.text(), exit_code=self._tree.exit_code, phase="start"
-            )
+            failure = classify_exit(self.log.text(), exit_code=self._tree.exit_code, phase="start")
             self._is_port_ours = failure.kind is not FailureKind.PORT_TAKEN
             raise StartFailed(failure)
 

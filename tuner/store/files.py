@@ -38,7 +38,10 @@ def append_line(path: Path, line: bytes) -> None:
         StoreError: when the file cannot be written or the disk is full.
     """
     try:
-        with path.open("ab") as file:
+        with path.open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
     except OSError as error:
         raise store_error(path, error) from error

@@ -1,0 +1,1 @@
+"""Whole runs through the command line, on simulated engines in real time."""
