@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from objectives import Load, Probe, RequestRole, percentile, requests_needed
 from tuner.clock import Clock
 from tuner.engines import Engine, Sampler, summarise
@@ -20,16 +22,17 @@ def drive_probe(
 ) -> Probe:
     """Drive one load and wait until the engine is idle and has proven that it lives.
 
-    A probe in which the meter was the limit is repeated once, with the same requests.
+    A probe in which the meter was the limit is repeated once, with the same requests but for the
+    first words of their prompts.
 
     Raises:
         EngineDied: when the engine crashed or hangs.
         MeterError: when the meter failed, or was the limit twice.
     """
     probe_spec = _probe_spec(spec, engine=engine, load=load, ratios=ratios)
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         with Sampler(engine.scrape, clock=clock) as sampler:
-            report = meter.run(probe_spec)
+            report = meter.run(replace(probe_spec, attempt=attempt))
         _refuse_stall(report, engine)
         _drain(engine, clock)
         engine.check_alive(is_load_over=True)

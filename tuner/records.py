@@ -27,6 +27,8 @@ class FailureKind(Enum):
     MODEL_NOT_FOUND = "model_not_found"
     COMMAND_NOT_FOUND = "command_not_found"
     CRASH_AT_START = "crash_at_start"
+    START_WITHOUT_CAUSE = "start_without_cause"
+    MEMORY_IN_USE = "memory_in_use"
     CRASH_UNDER_LOAD = "crash_under_load"
     START_TIMEOUT = "start_timeout"
     HANG_UNDER_LOAD = "hang_under_load"
@@ -58,6 +60,8 @@ _HOPELESS = frozenset(
 )
 _INFRASTRUCTURE = frozenset(
     {
+        FailureKind.START_WITHOUT_CAUSE,
+        FailureKind.MEMORY_IN_USE,
         FailureKind.PORT_TAKEN,
         FailureKind.STOP_FAILED,
         FailureKind.METER_FAILED,

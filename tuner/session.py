@@ -86,7 +86,9 @@ class Session:
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
         # What earlier sessions of this run took counts towards its budget.
-        spent_s = sum(float(e["wall_s"]) for e in parts.folder.events() if e["event"] == SESSION_ENDED)
+        spent_s = sum(
+            float(e["wall_s"]) for e in parts.folder.events() if e["event"] == SESSION_ENDED
+        )
         self._started_s: float = parts.clock.now_s() - spent_s
         self._records: list[TrialRecord] = parts.folder.trials()
         self._confirmations: list[TrialRecord] = parts.folder.trials(is_confirmation=True)

@@ -71,7 +71,7 @@ NO_RUN = (
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Answer]:
     """How every call of this file ended, all made in an empty folder."""
-    calls = [("run", "--dry-run", "--slo", slo) for slo in REFUSED_SLO]
+    calls: list[tuple[str, ...]] = [("run", "--dry-run", "--slo", slo) for slo in REFUSED_SLO]
     calls += [_call(words) for words in REFUSED_OPTIONS]
     calls += list(NO_RUN)
     found = tune_many(calls, cwd=tmp_path_factory.mktemp("cwd"))

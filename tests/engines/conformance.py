@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import psutil
@@ -41,7 +41,7 @@ class Launchpad:
     def launch(
         self,
         config: EngineConfig,
-        settings: dict[str, Value] | None = None,
+        settings: Mapping[str, Value] | None = None,
         *,
         gpu_ids: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
@@ -60,7 +60,7 @@ class Launchpad:
         self._engines.append(engine)
         return engine
 
-    def failure_of(self, config: EngineConfig, settings: dict[str, Value] | None = None) -> Any:
+    def failure_of(self, config: EngineConfig, settings: Mapping[str, Value] | None = None) -> Any:
         """Expect a start to fail; the failure, after proof that nothing of it is left."""
         with pytest.raises(StartFailed) as failed:
             self.launch(config, settings)
@@ -84,7 +84,7 @@ def processes_of(log_path: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if os.readlink(f"/proc/{process.pid}/fd/1") == str(log_path) and not is_gone(process):
+            if Path(f"/proc/{process.pid}/fd/1").readlink() == log_path and not is_gone(process):
                 found.append(process)
         except OSError:
             continue
@@ -98,8 +98,8 @@ class EngineConformance:
     that it reports back in its log; `bad_settings` is a combination that it refuses.
     """
 
-    settings: dict[str, Value] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
-    bad_settings: dict[str, Value] = {"max_num_seqs": 64, "max_num_batched_tokens": 32}
+    settings: ClassVar[Mapping[str, Value]] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    bad_settings: ClassVar[Mapping[str, Value]] = {"max_num_seqs": 64, "max_num_batched_tokens": 32}
 
     def config(self, **fields: Any) -> EngineConfig:
         """An engine that starts in good order."""
@@ -115,7 +115,7 @@ class EngineConformance:
     def test_a_launched_engine_answers_tells_of_itself_and_is_gone_after_stop(
         self, pad: Launchpad
     ) -> None:
-        """Ready means a completion came back; the limits in force are known; stop leaves nothing."""
+        """Ready means a completion came back; limits in force are known; stop leaves nothing."""
         config = self.config()
         engine = pad.launch(config, self.settings)
         assert engine.startup_s > 0
@@ -177,7 +177,7 @@ class EngineConformance:
         pad.assert_nothing_left()
 
     def test_the_engine_sees_the_given_gpus_and_no_invented_variable(self, pad: Launchpad) -> None:
-        """CUDA_VISIBLE_DEVICES is the worker's, MIG ids unchanged; OMP_NUM_THREADS is not made up."""
+        """CUDA_VISIBLE_DEVICES is the worker's, MIG ids unchanged; no OMP_NUM_THREADS made up."""
         env = {n: v for n, v in os.environ.items() if n != "OMP_NUM_THREADS"}
         config = self.config(env={**self.config().env, "FROM_CONFIG": "yes"})
         gpus = ("MIG-41b3359c-e721-56e5-8009-12e5797ed514",)

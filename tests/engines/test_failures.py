@@ -24,22 +24,28 @@ PREFIX = "(EngineCore pid=6671) ERROR 11-29 16:54:55 [core.py:1141] "
     ("text", "at_start", "under_load"),
     [
         (
-            "ValueError: No available memory for the cache blocks. Try increasing "
-            "`gpu_memory_utilization` when initializing the engine.",
+            (
+                "ValueError: No available memory for the cache blocks. Try increasing "
+                "`gpu_memory_utilization` when initializing the engine."
+            ),
             Kind.KV_SPACE_TOO_SMALL,
             Kind.KV_SPACE_TOO_SMALL,
         ),
         (
-            "ValueError: To serve at least one request with the model's max seq len (32768), "
-            "(1.75 GiB KV cache is needed, which is larger than the available KV cache memory "
-            "(0.90 GiB). Based on the available memory, the estimated maximum model length is "
-            "16384.",
+            (
+                "ValueError: To serve at least one request with the model's max seq len (32768), "
+                "(1.75 GiB KV cache is needed, which is larger than the available KV cache memory "
+                "(0.90 GiB). Based on the available memory, the estimated maximum model length is "
+                "16384."
+            ),
             Kind.KV_SPACE_TOO_SMALL,
             Kind.KV_SPACE_TOO_SMALL,
         ),
         (
-            "ValueError: Free memory on device cuda:0 (10.2/79.2 GiB) on startup is less than "
-            "desired GPU memory utilization (0.92, 72.86 GiB).",
+            (
+                "ValueError: Free memory on device cuda:0 (10.2/79.2 GiB) on startup is less than "
+                "desired GPU memory utilization (0.92, 72.86 GiB)."
+            ),
             Kind.OUT_OF_MEMORY_AT_START,
             Kind.OUT_OF_MEMORY_AT_START,
         ),
@@ -49,8 +55,10 @@ PREFIX = "(EngineCore pid=6671) ERROR 11-29 16:54:55 [core.py:1141] "
             Kind.OUT_OF_MEMORY_UNDER_LOAD,
         ),
         (
-            "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy "
-            "requests.",
+            (
+                "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy "
+                "requests."
+            ),
             Kind.OUT_OF_MEMORY_AT_START,
             Kind.OUT_OF_MEMORY_UNDER_LOAD,
         ),
@@ -75,8 +83,10 @@ PREFIX = "(EngineCore pid=6671) ERROR 11-29 16:54:55 [core.py:1141] "
             Kind.CRASH_UNDER_LOAD,
         ),
         (
-            "  Value error, User-specified max_model_len (100000) is greater than the derived "
-            "max_model_len (max_position_embeddings=8192.0)",
+            (
+                "  Value error, User-specified max_model_len (100000) is greater than the derived "
+                "max_model_len (max_position_embeddings=8192.0)"
+            ),
             Kind.INVALID_SETTINGS,
             Kind.CRASH_UNDER_LOAD,
         ),
@@ -219,6 +229,8 @@ def test_the_message_and_the_tail_stay_short() -> None:
 def test_every_kind_says_whose_fault_it_is(kind: Kind) -> None:
     """Infrastructure teaches the optimiser nothing; everything else is the settings' fault."""
     infrastructure = {
+        Kind.START_WITHOUT_CAUSE,
+        Kind.MEMORY_IN_USE,
         Kind.PORT_TAKEN,
         Kind.STOP_FAILED,
         Kind.METER_FAILED,
@@ -228,3 +240,23 @@ def test_every_kind_says_whose_fault_it_is(kind: Kind) -> None:
     assert kind.is_settings_fault is (kind not in infrastructure)
     hopeless = {Kind.UNKNOWN_ARGUMENT, Kind.MODEL_NOT_FOUND, Kind.COMMAND_NOT_FOUND}
     assert kind.is_hopeless is (kind in hopeless)
+
+
+def test_a_core_that_dies_without_a_word_is_no_fault_of_the_settings() -> None:
+    """Empty braces and no cause line: something outside vLLM, so it is tried again elsewhere."""
+    log = (
+        "INFO 11-29 16:22:01 [api_server.py:1] starting\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {}\n"
+    )
+    failure = classify_exit(log, exit_code=1, phase="start")
+    assert failure.kind is Kind.START_WITHOUT_CAUSE
+    assert not failure.kind.is_settings_fault
+
+
+def test_memory_given_back_by_others_during_profiling_is_tried_again() -> None:
+    """vLLM's assertion about a neighbour's memory says nothing about the settings."""
+    log = "AssertionError: Error in memory profiling. Initial free memory 70.1 GiB, current 75.2"
+    failure = classify_exit(log, exit_code=1, phase="start")
+    assert failure.kind is Kind.MEMORY_IN_USE
+    assert not failure.kind.is_settings_fault

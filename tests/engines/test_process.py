@@ -23,7 +23,8 @@ from tests.fakes.processes import (
 )
 from tuner.engines.process import ProcessTree
 
-SAY_PID = "import os, sys, time, signal, subprocess, mmap\n" + (
+SAY_PID = (
+    "import os, sys, time, signal, subprocess, mmap\n"
     "def say(path):\n"
     "    open(path + '.part', 'w').write(f'{os.getpid()}\\n'); os.rename(path + '.part', path)\n"
 )

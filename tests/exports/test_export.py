@@ -146,7 +146,7 @@ def test_the_environment_of_the_measured_engine_is_set(shell: Any, export_format
 
 @pytest.mark.parametrize("export_format", list(FORMATS))
 def test_the_header_says_where_the_figures_come_from(export_format: str) -> None:
-    """Run, trial, engine, version, hardware, load, workload, figures and how they were confirmed."""
+    """Run, trial, engine, hardware, load, workload, figures and how they were confirmed."""
     first = next(iter(export(report(), export_format).values()))
     head = "\n".join(line for line in first.splitlines() if line.startswith("#"))
     for words in (
@@ -225,7 +225,7 @@ def test_the_config_file_holds_model_settings_and_what_the_user_fixed() -> None:
 
 
 def test_the_config_file_is_a_word_of_its_own(shell: Any) -> None:
-    """`--config config.yaml` is two words: with one, vLLM starts with its defaults and is silent."""
+    """`--config config.yaml` is two words: of one word vLLM takes no notice."""
     seen = shell(export(report(), "vllm-config")["launch.sh"], "--port", "1")
     assert seen["words"] == ["serve", "--config", "config.yaml", "--port", "1"]
 

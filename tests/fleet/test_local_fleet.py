@@ -25,7 +25,7 @@ class TestLocalFleet(FleetConformance):
             fleet.close()
 
 
-def test_a_worker_may_own_several_gpus(notes: EngineNotes) -> None:  # noqa: F811
+def test_a_worker_may_own_several_gpus(notes: EngineNotes) -> None:
     """The engine of a worker with two GPUs sees both, and no thread is left after close."""
     fleet = LocalFleet([("4", "5")])
     try:

@@ -232,7 +232,7 @@ class SearchConformance:
         for number in range(4):
             proposal = search.propose(number)
             assert proposal is not None
-            violations = {target: number / 10 - 0.2 for target in TARGETS}
+            violations = dict.fromkeys(TARGETS, number / 10 - 0.2)
             observation = Observation(
                 number, proposal.settings, 1000.0 + number, 0.5 + number / 10, violations
             )
@@ -242,7 +242,7 @@ class SearchConformance:
         done = [t for t in study.get_trials() if t.state is TrialState.COMPLETE]
         assert [t.values for t in done] == [[1000.0 + n, 0.5 + n / 10] for n in range(4)]
         for number, trial in enumerate(done):
-            assert trial.constraints == pytest.approx({t: number / 10 - 0.2 for t in TARGETS})
+            assert trial.constraints == pytest.approx(dict.fromkeys(TARGETS, number / 10 - 0.2))
 
     def test_extreme_figures_are_capped(self, journal: Path) -> None:
         """A ratio of a thousand says no more than the cap, and would bend a model."""

@@ -116,7 +116,7 @@ def test_what_vllm_takes_is_not_refused(settings: Settings, facts: EngineFacts) 
 
 
 def refused_by_vllm(settings: Settings, facts: EngineFacts) -> bool:
-    """vLLM's refusals as section 3 of vllm.md writes them, an oracle apart from the rules."""
+    """VLLM's refusals as section 3 of vllm.md writes them, an oracle apart from the rules."""
     seqs = settings.get("max_num_seqs", facts.default_max_num_seqs)
     tokens = settings.get("max_num_batched_tokens", facts.default_max_num_batched_tokens)
     length = settings.get("max_model_len", facts.max_model_len)
@@ -141,7 +141,8 @@ def test_no_setting_of_a_preset_grid_is_refused_by_vllm(name: str, facts: Engine
     """The full grid of every preset: none that is yielded breaks a rule of vLLM."""
     space = dataclasses.replace(load_preset(name).space, facts=facts)
     settings = list(space.settings())
-    assert len(settings) == space.size > 0
+    assert len(settings) == space.size
+    assert settings
     for setting in settings:
         assert not refused_by_vllm(setting, facts), setting
         assert space.contains(setting)

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,11 +40,14 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 @contextmanager
 def full_disk(limit_bytes: int) -> Iterator[None]:
     """No file of this process may grow beyond so many bytes (EFBIG, as a full disk's ENOSPC)."""
-    import signal
-
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
@@ -61,7 +65,7 @@ def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o644
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert names(tmp_path) == ["a.json"]
 
 
 def test_a_write_to_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
@@ -71,7 +75,7 @@ def test_a_write_to_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     with full_disk(4096), pytest.raises(StoreError, match=r"a\.json: cannot be written: "):
         write_atomic(path, bytes(100_000))
     assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert names(tmp_path) == ["a.json"]
 
 
 def test_a_full_disk_stops_events_with_an_error_of_the_store(folder: RunFolder) -> None:
@@ -133,10 +137,10 @@ def test_a_kill_in_the_middle_of_writing_leaves_whole_files(tmp_path: Path) -> N
 def test_names_never_collide(tmp_path: Path) -> None:
     """Runs of one name in one second get folders of their own."""
     folders = [RunFolder.create(tmp_path, name="demo", clock=CLOCK) for _ in range(5)]
-    names = [f.run_id for f in folders]
-    assert names[0] == "20261129T120000Z-demo"
-    assert len(set(names)) == 5
-    assert sorted(os.listdir(tmp_path)) == sorted(names)
+    ids = [f.run_id for f in folders]
+    assert ids[0] == "20261129T120000Z-demo"
+    assert len(set(ids)) == 5
+    assert names(tmp_path) == sorted(ids)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_trials_read_back_by_number(folder: RunFolder) -> None:
     again = RunFolder.open(folder.path, clock=CLOCK)
     assert again.trials() == [failed_trial(3), measured_trial(12)]
     assert again.trials(is_confirmation=True) == [measured_trial(0)]
-    assert sorted(os.listdir(folder.path / "trials" / "0012")) == [
+    assert names(folder.path / "trials" / "0012") == [
         "command.sh",
         "server.log",
         "trial.json",
@@ -217,7 +221,7 @@ def test_the_commands_script_runs_the_very_words(tmp_path: Path) -> None:
 
 
 def test_events_survive_a_torn_line(folder: RunFolder) -> None:
-    """A last line that an interruption tore is skipped, and hides neither earlier nor later ones."""
+    """A line that an interruption tore is skipped, and hides no other, earlier or later."""
     folder.add_event("trial_started", trial=1)
     folder.add_event("trial_finished", trial=1, text="提醒")
     events = folder.path / "events.jsonl"
@@ -232,7 +236,7 @@ def test_events_survive_a_torn_line(folder: RunFolder) -> None:
         "resumed",
         "interrupted",
     ]
-    assert list(folder.events())[0]["at"] == "2026-11-29T12:00:00.000Z"
+    assert next(iter(folder.events()))["at"] == "2026-11-29T12:00:00.000Z"
 
 
 def test_requests_read_back_to_the_same_metrics(folder: RunFolder) -> None:

@@ -57,7 +57,7 @@ def test_one_seed_gives_one_plan() -> None:
 
 
 def test_no_two_prompts_share_their_start() -> None:
-    """Within a plan and between seeds the first 16 characters differ, so no cache block is shared."""
+    """Within a plan and between seeds the first 16 characters differ: no block is shared."""
     starts = [plan(seed=seed).request(i).prompt[:16] for seed in range(3) for i in range(200)]
     assert len(set(starts)) == len(starts)
 
@@ -95,7 +95,7 @@ def test_the_order_of_classes_differs_between_blocks() -> None:
 
 
 def test_prompts_are_as_long_as_planned() -> None:
-    """Under given ratios a prompt has the characters that make the planned tokens, nonce included."""
+    """A prompt has the characters that make the planned tokens, nonce included."""
     ratios = TokenRatios(dict.fromkeys(CORPORA, 0.5), measured=True)
     requests = RequestPlan(MIXED, seed=3, ratios=ratios)
     for index in range(100):
@@ -161,7 +161,7 @@ def test_a_shared_prefix_is_really_shared() -> None:
 
 
 def test_ratios_are_measured_with_the_engines_tokenizer_or_said_to_be_rough() -> None:
-    """One token in three characters is measured as such; an engine that is silent gives rough ones."""
+    """One token in three characters is measured as such; a silent engine gives rough ones."""
     measured = measure_ratios(lambda text: len(text) // 3)
     assert measured.measured
     assert all(value == pytest.approx(1 / 3, rel=0.01) for value in measured.per_char.values())
@@ -238,3 +238,14 @@ def test_the_digest_is_the_same_when_read_again() -> None:
     first = parse_workload(workload_data("mixed"), name="mixed")
     assert first.sha256 == parse_workload(workload_data("mixed"), name="mixed").sha256
     assert len(first.sha256) == 64
+
+
+def test_a_repeated_attempt_changes_only_how_prompts_open() -> None:
+    """What is driven again on one engine must not be found in its prefix cache."""
+    first = RequestPlan(MIXED, seed=1, ratios=fallback_ratios())
+    again = RequestPlan(MIXED, seed=1, ratios=fallback_ratios(), attempt=1)
+    for index in range(40):
+        a, b = first.request(index), again.request(index)
+        assert a.prompt[:16] != b.prompt[:16]
+        assert a.prompt[17:] == b.prompt[17:]
+        assert (a.traffic_class, a.output_tokens) == (b.traffic_class, b.output_tokens)

@@ -44,6 +44,8 @@ _SIGNS = (
         _K.OUT_OF_MEMORY_AT_START,
         _K.OUT_OF_MEMORY_UNDER_LOAD,
     ),
+    # Somebody else gave memory back while this engine counted it.
+    _sign(r"Error in memory profiling", _K.MEMORY_IN_USE),
     _sign(
         r"Free memory on device .* is less than desired GPU memory utilization",
         _K.OUT_OF_MEMORY_AT_START,
@@ -65,6 +67,7 @@ _SIGNS = (
     ),
     _sign(r"ValidationError|validation error for", _K.INVALID_SETTINGS, _K.CRASH_UNDER_LOAD),
 )
+_CORE_FAILED = "Engine core initialization failed"
 _GENERIC = re.compile(r"See root cause above|Traceback \(most recent call last\)|^\s*File \"")
 _ERROR_LINE = re.compile(r"(?:Error|Exception|error)\b.*: \S|\bERROR\b|^error:|: error:")
 
@@ -77,13 +80,22 @@ def classify_exit(log_text: str, *, exit_code: int | None, phase: Phase) -> Fail
             if sign.pattern.search(line):
                 kind = sign.at_start if phase == "start" else sign.under_load
                 return Failure(kind, _clean(line), _around(lines, number))
-    kind = FailureKind.CRASH_AT_START if phase == "start" else FailureKind.CRASH_UNDER_LOAD
+    cause = _last_error(lines)
+    kind = _kind_without_sign(log_text, cause=cause, phase=phase)
     if exit_code == -9 or exit_code == 137:
         message = "killed by signal 9 (the kernel's out-of-memory killer does this)"
     else:
         message = f"the engine ended by itself with {_exit_text(exit_code)}"
-    cause = _last_error(lines)
     return Failure(kind, f"{message}; {cause}" if cause else message, "\n".join(lines[-40:]))
+
+
+def _kind_without_sign(log_text: str, *, cause: str, phase: Phase) -> FailureKind:
+    if phase == "load":
+        return FailureKind.CRASH_UNDER_LOAD
+    # An engine core that is gone without a word of its own died of something outside vLLM.
+    if _CORE_FAILED in log_text and not cause:
+        return FailureKind.START_WITHOUT_CAUSE
+    return FailureKind.CRASH_AT_START
 
 
 def _exit_text(exit_code: int | None) -> str:

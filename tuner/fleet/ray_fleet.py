@@ -20,6 +20,7 @@ from tuner.records import TrialResult, TrialSpec
 _SET_BY_RAY = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 60.0
+_ADDRESS_TIMEOUT_S = 10.0
 
 
 class _Actor:
@@ -159,6 +160,7 @@ def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
     if address is None:
         options |= {"num_gpus": logical_gpus, "include_dashboard": False}
     else:
+        _refuse_silent_address(address)
         options["address"] = address
     try:
         ray.init(logging_level="ERROR", **options)
@@ -166,6 +168,19 @@ def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         raise InfrastructureError(f"cannot reach {where}: {error}") from error
     return True
+
+
+def _refuse_silent_address(address: str) -> None:
+    """Say at once that nobody answers; Ray itself tries a wrong address for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", or a form that only Ray knows
+    try:
+        socket.create_connection((host, int(port)), timeout=_ADDRESS_TIMEOUT_S).close()
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot reach the Ray cluster at {address}: {error.strerror or error}"
+        ) from error
 
 
 def _check_resources(*, workers: int, gpus_per_worker: int) -> None:

@@ -1,8 +1,9 @@
 """Drives a probe: warm-up, measured requests, filler until the last measured one is done.
 
-Closed loop (concurrency): so many slots, each takes the next request as soon as it is free. The
-warm-up answers are cut to even shares of their length, so that the slots do not run in lock-step
-and the burst of first prompts stays outside the measured window. Open loop (rate): Poisson
+Closed loop (concurrency): so many slots, each takes the next request as soon as it is free. Each
+slot warms up twice. Its first answer is cut to an even share of its length, so that the slots do
+not run in lock-step; its second one starts while the burst of first prompts is still being worked
+off, so it is not measured either. Open loop (rate): Poisson
 arrivals on an absolute schedule, whatever the engine does. In both, filler keeps the load
 constant until every measured request is done; what is then in flight is stopped.
 """
@@ -22,6 +23,7 @@ from tuner.workloads import PlannedRequest, RequestPlan
 # A probe is given up once so many requests, and more than half of them, have failed.
 _GIVE_UP_FAILURES = 20
 _WATCH_S = 0.25
+_WARM_UPS_EACH = 2
 _SHORTEST_WARM_UP = 10
 
 
@@ -48,7 +50,9 @@ class ProbeDriver:
         self._spec = spec
         self._sender = sender
         self._now_s = now_s
-        self._plan = RequestPlan(spec.workload, seed=spec.seed, ratios=spec.ratios)
+        self._plan = RequestPlan(
+            spec.workload, seed=spec.seed, ratios=spec.ratios, attempt=spec.attempt
+        )
         self._warm_up = _warm_up_requests(spec)
         self._total = self._warm_up + spec.requests
         # Texts are made before the clock starts; only filler is made on the way.
@@ -150,7 +154,8 @@ class ProbeDriver:
         request = self._plan.request(index)
         if index >= self._warm_up or self._spec.load.mode == "rate":
             return request
-        share = (index + 1) / self._warm_up
+        slots = round(self._spec.load.value)
+        share = min(1.0, (index + 1) / slots)
         return dataclasses.replace(
             request, output_tokens=max(1, round(request.output_tokens * share))
         )
@@ -179,5 +184,5 @@ def measured_window(spec: ProbeSpec, records: list[RequestRecord]) -> tuple[floa
 
 def _warm_up_requests(spec: ProbeSpec) -> int:
     if spec.load.mode == "concurrency":
-        return round(spec.load.value)
+        return _WARM_UPS_EACH * round(spec.load.value)
     return max(_SHORTEST_WARM_UP, spec.requests // 5)

@@ -22,6 +22,7 @@ class ProbeSpec:
         load: how hard.
         requests: how many measured requests.
         limits: when the meter calls itself the bottleneck.
+        attempt: counts repetitions on one engine, whose prompts must not be in its cache.
         api_key: sent as the bearer token.
     """
 
@@ -33,6 +34,7 @@ class ProbeSpec:
     load: Load
     requests: int
     limits: MeterLimits
+    attempt: int = 0
     api_key: str = "none"
 
 

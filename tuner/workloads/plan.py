@@ -37,12 +37,17 @@ class RequestPlan:
     """An endless, seeded sequence of requests.
 
     Two plans with one seed and one workload are equal, so that settings can be compared on the
-    same requests; plans with different seeds share no prompt.
+    same requests; plans with different seeds share no prompt. A plan that is driven again on the
+    same engine takes another `attempt`: classes, lengths and arrivals stay, but every prompt opens
+    differently, so that the prefix cache does not know it.
     """
 
-    def __init__(self, workload: Workload, *, seed: int, ratios: TokenRatios) -> None:
+    def __init__(
+        self, workload: Workload, *, seed: int, ratios: TokenRatios, attempt: int = 0
+    ) -> None:
         self._workload = workload
         self._seed = seed
+        self._attempt = attempt
         self._ratios = ratios
         self._quotas = _quotas(workload)
         self._order: tuple[int, list[TrafficClass]] = (-1, [])
@@ -54,7 +59,7 @@ class RequestPlan:
         language: Language = "zh" if rng.random() < self._workload.chinese_share else "en"
         prompt_tokens = rng.randint(*traffic_class.prompt_tokens)
         output_tokens = rng.randint(*traffic_class.output_tokens)
-        prompt = self._prompt(traffic_class, language, prompt_tokens, rng)
+        prompt = self._prompt(traffic_class, language, prompt_tokens, index, rng)
         return PlannedRequest(index, traffic_class.name, prompt, prompt_tokens, output_tokens)
 
     def arrivals_s(self, rate: float) -> Iterator[float]:
@@ -74,7 +79,12 @@ class RequestPlan:
         return self._order[1][position]
 
     def _prompt(
-        self, traffic_class: TrafficClass, language: Language, tokens: int, rng: random.Random
+        self,
+        traffic_class: TrafficClass,
+        language: Language,
+        tokens: int,
+        index: int,
+        rng: random.Random,
     ) -> str:
         corpus = (traffic_class.kind, language)
         prefix = ""
@@ -82,7 +92,7 @@ class RequestPlan:
             shared = random.Random(f"{self._workload.name}/{traffic_class.name}/{language}")
             chars = self._ratios.chars(corpus, traffic_class.shared_prefix_tokens)
             prefix = compose(corpus, chars=chars, rng=shared)
-        start = nonce(rng)
+        start = nonce(self._rng(f"nonce/{self._attempt}", index))
         chars = self._ratios.chars(corpus, tokens) - len(start)
         return prefix + start + compose(corpus, chars=max(chars, 1), rng=rng)
 
