@@ -66,6 +66,8 @@ class ChunkServer:
             due_s += self._gap_s
             if due_s > loop.time():
                 await asyncio.sleep(due_s - loop.time())
+            if writer.is_closing():
+                raise ConnectionResetError
             writer.write(piece)
         writer.write(_ending(count))
         await writer.drain()

@@ -33,6 +33,14 @@ def _tune(folder: Path, data: dict[str, Any]) -> tuple[int, dict[str, Any], str]
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
+@pytest.fixture
+def own_model(tmp_path: Path, model: Path) -> Path:
+    """The model under a path of this test's own, to tell its engines from all others."""
+    link = tmp_path / "model"
+    link.symlink_to(model)
+    return link
+
+
 def _leftovers(model: Path) -> list[str]:
     return [
         " ".join(p.info["cmdline"])[:120]
@@ -41,9 +49,9 @@ def _leftovers(model: Path) -> list[str]:
     ]
 
 
-def test_an_slo_that_holds_ends_with_two_commands(tmp_path: Path, model: Path) -> None:
+def test_an_slo_that_holds_ends_with_two_commands(tmp_path: Path, own_model: Path) -> None:
     """Three trials on real engines under Ray, exit 0, two confirmed commands, nothing left."""
-    code, document, progress = _tune(tmp_path, config_data(model))
+    code, document, progress = _tune(tmp_path, config_data(own_model))
     assert code == 0, progress
     assert document["engine"]["kind"] == "vllm"
     assert document["engine"]["simulated"] is False
@@ -52,33 +60,33 @@ def test_an_slo_that_holds_ends_with_two_commands(tmp_path: Path, model: Path) -
     for policy in ("throughput_first", "latency_first"):
         found = document["recommendations"][policy]
         assert found["confirmed"] is True
-        assert str(model) in found["launch_command"]
+        assert str(own_model) in found["launch_command"]
         assert found["metrics"]["error_rate"] == 0.0
         assert found["metrics"]["n_requests"] == 12
         assert found["metrics"]["mean_output_tokens"] == 8.0
         assert found["metrics"]["kv_cache_usage"] is not None
         assert found["metrics"]["prefix_cache_hit_rate"] is not None
         assert found["metrics"]["by_class"]["long"]["mean_prompt_tokens"] > 250
-    assert not _leftovers(model)
+    assert not _leftovers(own_model)
 
 
-def test_an_slo_that_cannot_hold_exits_3_with_the_nearest(tmp_path: Path, model: Path) -> None:
+def test_an_slo_that_cannot_hold_exits_3_with_the_nearest(tmp_path: Path, own_model: Path) -> None:
     """A token every millisecond is out of reach: exit 3, the nearest setting and what limits it."""
-    data = config_data(model, slo="p50_ttft=1ms,p50_tpot=1ms", trials=1)
+    data = config_data(own_model, slo="p50_ttft=1ms,p50_tpot=1ms", trials=1)
     code, document, progress = _tune(tmp_path, data)
     assert code == 3, progress
     assert document["verdict"] == "infeasible"
     assert document["recommendations"] == {"throughput_first": None, "latency_first": None}
     assert "p50_tpot<=1ms" in document["nearest"]["limited_by"]
-    assert not _leftovers(model)
+    assert not _leftovers(own_model)
 
 
 def test_an_option_vllm_does_not_know_stops_the_run_with_its_name(
-    tmp_path: Path, model: Path
+    tmp_path: Path, own_model: Path
 ) -> None:
     """VLLM's own refusal reaches the user: exit 1, the option's name, one engine start."""
     config = tmp_path / "tune.yaml"
-    data = config_data(model)
+    data = config_data(own_model)
     data["engine_arg"] = {**data["engine_arg"], "max_num_partial_prefills": 2}
     config.write_text(yaml.safe_dump({**data, "runs_dir": str(tmp_path / "runs")}))
     command = [sys.executable, "-c", "from tuner.cli.app import main; main()", "run"]

@@ -1,0 +1,1 @@
+"""Tests that need a GPU and vLLM for it (`make test-gpu`)."""
