@@ -255,7 +255,7 @@ def test_a_core_that_dies_without_a_word_is_no_fault_of_the_settings() -> None:
 
 
 def test_memory_given_back_by_others_during_profiling_is_tried_again() -> None:
-    """vLLM's assertion about a neighbour's memory says nothing about the settings."""
+    """A memory assertion that a neighbour caused says nothing about the settings."""
     log = "AssertionError: Error in memory profiling. Initial free memory 70.1 GiB, current 75.2"
     failure = classify_exit(log, exit_code=1, phase="start")
     assert failure.kind is Kind.MEMORY_IN_USE

@@ -62,7 +62,14 @@ def _observed(check: SloCheck) -> str:
     if check.observed is None:
         return f"{check.target} is broken by failed requests"
     share = f", {check.ratio:.2f} of the limit" if check.ratio is not None else ""
-    return f"{check.target} was {check.observed:.4g}{share}"
+    return f"{check.target} was {_value_text(check.target, check.observed)}{share}"
+
+
+def _value_text(target: str, value: float) -> str:
+    """An observed value in the unit that its target is written in."""
+    if target.endswith("%"):
+        return f"{value:.2%}"
+    return f"{value:.4g} ms" if target.endswith("ms") else f"{value:.4g}"
 
 
 def _queue_cause(settings: Mapping[str, Value]) -> str:
