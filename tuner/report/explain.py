@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from objectives import Metrics, SloCheck
 from search_spaces import Value
 from tuner.records import LevelResult, TrialRecord
-from tuner.verdict import Cell, Recommendation, to_candidate
+from tuner.verdict import BASELINE, Cell, Recommendation, to_candidate
 
 _KV_FULL = 0.9
 _QUEUE_SHARE = 0.1
@@ -95,6 +95,8 @@ def _margin(cell: Cell) -> str:
 
 
 def _gain(recommendation: Recommendation) -> str:
+    if recommendation.cell.trial == BASELINE:
+        return "These are the engine's own defaults."
     ratio, interval = recommendation.throughput_ratio, recommendation.interval
     if ratio is None:
         return "The defaults hold the SLO at no measured load, so there is no ratio to them."

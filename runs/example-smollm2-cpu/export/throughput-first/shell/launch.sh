@@ -1,6 +1,6 @@
 #!/bin/sh
 # throughput-first for p75_ttft<=4000ms,p75_tpot<=600ms,error_rate<=1%
-# run 20261129T182124Z-smollm2-cpu, trial 0, vllm 0.32.0, AMD EPYC
+# run example-smollm2-cpu, trial 0, vllm 0.32.0, AMD EPYC
 # measured at 8 concurrent, workload cpu-smoke: 12.9 output tokens/s, p95 TTFT 3323 ms, p95 TPOT 675 ms
 # confirmed in 2 fresh measurements
 export HF_HUB_OFFLINE=1
