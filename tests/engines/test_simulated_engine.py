@@ -63,7 +63,7 @@ class TestSimulatedEngine(EngineConformance):
         ("oom_at_start", FailureKind.OUT_OF_MEMORY_AT_START, "CUDA out of memory"),
         ("kv_too_small", FailureKind.KV_SPACE_TOO_SMALL, "estimated maximum model length"),
         ("no_kv_memory", FailureKind.KV_SPACE_TOO_SMALL, "No available memory for the cache"),
-        ("crash_at_start", FailureKind.CRASH_AT_START, "exit code 1"),
+        ("crash_at_start", FailureKind.START_WITHOUT_CAUSE, "exit code 1"),
     ],
 )
 def test_a_start_that_fails_is_classified(
