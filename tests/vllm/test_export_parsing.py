@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 # Parses each list of words as `vllm serve` does and prints what came out.
 _PARSE = """
 import json, sys
-from vllm.entrypoints.openai.api_server import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 found = []
 for words in json.load(sys.stdin):

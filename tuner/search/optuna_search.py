@@ -32,7 +32,7 @@ SamplerName = Literal["tpe", "gp", "random"]
 _STUDY = "vllm-slo-tuner"
 _NUMBER = "trial"
 # Asks that end in a known or forbidden setting before one is drawn at random instead.
-_ASKS = 20
+_ASKS = 8
 _STARTUP_TRIALS = 8
 
 
