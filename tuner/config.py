@@ -18,7 +18,6 @@ from objectives import LoadMode, Slo, SloError, parse_slo
 from search_spaces import (
     Space,
     SpaceError,
-    load_preset,
     parse_space,
     preset_names,
     preset_text,
@@ -48,7 +47,7 @@ def _as_mapping(key: str) -> BeforeValidator:
 
 
 def _as_engine_values(value: Any) -> Any:
-    """VLLM takes structured values as JSON text."""
+    """Structured values are JSON text on vLLM's command line."""
     if not isinstance(value, dict):
         return value
     return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in value.items()}
@@ -422,10 +421,3 @@ def _looks_like_file(name: str) -> bool:
 def _preset_space_data(name: str) -> dict[str, Any]:
     data: dict[str, Any] = yaml.safe_load(preset_text(name))
     return data
-
-
-def describe_space(name: str) -> str:
-    """One line about a preset space."""
-    source = load_preset(name)
-    size = source.space.size
-    return f"{source.description} ({size} settings)" if size else source.description

@@ -170,16 +170,20 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
 
 def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:
     """The report of a run again, rewritten from its records."""
-    folder = RunFolder.open(path, clock=clock)
-    config = read_config(path)
-    return write_report(folder, config=config, engine=_stored_engine(folder, config))
+    folder, config, engine = _stored_run(path, clock=clock)
+    return write_report(folder, config=config, engine=engine)
 
 
 def document_of(path: Path, *, clock: Clock) -> dict[str, Any]:
     """The report document of a run; nothing is written."""
+    folder, config, engine = _stored_run(path, clock=clock)
+    return make_document(folder, config=config, engine=engine)
+
+
+def _stored_run(path: Path, *, clock: Clock) -> tuple[RunFolder, RunConfig, EngineConfig]:
     folder = RunFolder.open(path, clock=clock)
     config = read_config(path)
-    return make_document(folder, config=config, engine=_stored_engine(folder, config))
+    return folder, config, _stored_engine(folder, config)
 
 
 def _work(
