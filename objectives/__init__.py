@@ -30,7 +30,7 @@ from objectives.records import (
     RequestRole,
 )
 from objectives.slo import Metric, Slo, SloError, Target, parse_slo
-from objectives.statistics import Interval, paired_ratio_interval, percentile
+from objectives.statistics import Interval, NoiseModel, paired_ratio_interval, percentile
 
 __all__ = [
     "Candidate",
@@ -42,6 +42,7 @@ __all__ = [
     "MeterHealth",
     "Metric",
     "Metrics",
+    "NoiseModel",
     "Policy",
     "Probe",
     "RequestFailure",

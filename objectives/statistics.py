@@ -84,6 +84,50 @@ def paired_ratio_interval(
     return math.exp(centre), Interval(math.exp(centre - half), math.exp(centre + half))
 
 
+@dataclass(frozen=True, slots=True)
+class NoiseModel:
+    """The spread of repeated measurements on a log scale, pooled over several settings.
+
+    Attributes:
+        sd: standard deviation of the logarithm of one measurement; None without repetitions.
+        freedom: degrees of freedom behind it.
+    """
+
+    sd: float | None
+    freedom: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[float]]) -> NoiseModel:
+        """Pool the repetitions of each setting; values must be positive."""
+        logs = [np.log(np.asarray(g, dtype=float)) for g in groups if len(g) >= 2]
+        freedom = sum(len(g) - 1 for g in logs)
+        if not freedom:
+            return cls(None, 0)
+        squares = sum(float(np.sum((g - np.mean(g)) ** 2)) for g in logs)
+        return cls(math.sqrt(squares / freedom), freedom)
+
+    def excludes(
+        self,
+        value: float,
+        repetitions: Sequence[float],
+        *,
+        least_difference: float,
+        confidence: float = 0.99,
+    ) -> bool:
+        """Whether noise cannot explain how a value differs from repetitions of it.
+
+        Student-t prediction interval for one more measurement, on logs:
+        `|ln x - mean ln r| > t * sd * sqrt(1 + 1/n)`; a relative difference of at most
+        `least_difference` counts as none. Without repetitions nothing is excluded.
+        """
+        if self.sd is None or not repetitions:
+            return False
+        distance = abs(math.log(value) - float(np.mean(np.log(repetitions))))
+        quantile = float(stats.t.ppf(0.5 + confidence / 2, self.freedom))
+        noise = quantile * self.sd * math.sqrt(1 + 1 / len(repetitions))
+        return distance > max(noise, math.log1p(least_difference))
+
+
 def smallest_sample(percent: float, *, confidence: float = 0.95) -> int:
     """How many independent values a percentile needs before it can be promised.
 

@@ -70,6 +70,8 @@ class EngineSection(BaseModel):
     env: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
     start_timeout_s: float = Field(default=1800.0, gt=0)
     start_silence_s: float = Field(default=600.0, gt=0)
+    control_timeout_s: float = Field(default=30.0, gt=0)
+    live_dir: Path | None = None
 
 
 class MeterSection(BaseModel):
@@ -113,7 +115,7 @@ class ConfigModel(BaseModel):
     )
     trials: int = Field(default=24, ge=1, le=100_000)
     budget: Annotated[float | None, BeforeValidator(_as_budget_s)] = Field(default=None, gt=0)
-    live: bool = False
+    live: bool = True
     sampler: Literal["tpe", "gp", "random"] = "tpe"
     seed: int = Field(default=0, ge=0, le=2**31)
     runs_dir: Path = Path("runs")

@@ -2,7 +2,8 @@
 
 Finalists and baseline are launched cold, exactly as exported, on fresh seeds, replicate by
 replicate side by side, so that drift of the machine meets them all. What fails its confirmation
-is tried at the next lower level that held, then the runner-up takes its place.
+is tried at the next lower level that held, then the runner-up takes its place. Where live and cold
+results disagree, the live order is not trusted: the runners-up are measured cold as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import Candidate, Load, LoadMode, rank_throughput_first
+from tuner.agreement import unranked_trials
 from tuner.records import TrialRecord
 from tuner.verdict import BASELINE, latency_ranking, measured_candidates, target_load
 
@@ -52,6 +54,8 @@ class ConfirmationPlan:
         mode: LoadMode,
         replicates: int,
     ) -> None:
+        self._records = records
+        self._unranked: frozenset[int] = frozenset()
         self._mode = mode
         self._replicates = replicates
         self._ranked = rank_throughput_first(measured_candidates(records))
@@ -65,6 +69,7 @@ class ConfirmationPlan:
         if not self._ranked:
             return []
         cells = _Cells(done, replicates=self._replicates)
+        self._unranked = unranked_trials(self._records, done)
         wanted: dict[int, set[float]] = {}
         baseline = next((c for c in self._ranked if c.trial == BASELINE), None)
         if baseline is not None:
@@ -78,12 +83,17 @@ class ConfirmationPlan:
     def _want_throughput(
         self, wanted: dict[int, set[float]], cells: _Cells, candidates: Sequence[Candidate]
     ) -> None:
-        """The first load of the first candidate that is not known to fail."""
+        """The first load of the first candidate that is not known to fail.
+
+        A candidate whose live results have lost their rank is measured, and so is the next one.
+        """
         for candidate in candidates:
-            for load in _held_loads(candidate)[:_LOADS_EACH]:
-                if cells.failed(candidate.trial, load):
-                    continue
-                wanted.setdefault(candidate.trial, set()).add(load)
+            loads = _held_loads(candidate)[:_LOADS_EACH]
+            load = next((v for v in loads if not cells.failed(candidate.trial, v)), None)
+            if load is None:
+                continue
+            wanted.setdefault(candidate.trial, set()).add(load)
+            if candidate.trial not in self._unranked:
                 return
 
     def _want_latency(self, wanted: dict[int, set[float]], cells: _Cells) -> None:
@@ -94,7 +104,8 @@ class ConfirmationPlan:
         for candidate in self._for_latency[:_FINALISTS]:
             if not cells.failed(candidate.trial, self._target):
                 wanted.setdefault(candidate.trial, set()).add(self._target)
-                return
+                if candidate.trial not in self._unranked:
+                    return
 
     def _batch(self, wanted: dict[int, set[float]], cells: _Cells) -> list[Confirmation]:
         batch = []

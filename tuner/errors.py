@@ -5,6 +5,7 @@ TunerError                      exit 1
 |- EngineError                  becomes an outcome inside a trial
 |  |- StartFailed               never became ready
 |  |- EngineDied                was ready and is gone, or hangs
+|  |- ControlLost               runs, but did not confirm the limits asked for
 |  '- StopFailed                something of it is left
 |- MeterError                   the load generator failed; becomes an outcome inside a trial
 |- InfrastructureError          worker lost, no free GPU, not enough workers
@@ -52,6 +53,10 @@ class StartFailed(EngineError):
 
 class EngineDied(EngineError):
     """The engine was ready and is gone, or answers nothing any more."""
+
+
+class ControlLost(EngineError):
+    """The engine did not confirm the limits it was asked for: what it runs with is not known."""
 
 
 class StopFailed(EngineError):

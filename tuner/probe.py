@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from objectives import Load, Probe, RequestRole, percentile, requests_needed
 from tuner.clock import Clock
-from tuner.engines import Engine, Sampler, summarise
+from tuner.engines import Engine, Sampler, drain, summarise
 from tuner.errors import EngineDied, MeterError
 from tuner.load import Meter, MeterReport, ProbeSpec
 from tuner.records import Failure, FailureKind, TrialSpec
 from tuner.workloads import TokenRatios
 
-_DRAIN_TIMEOUT_S = 60.0
-_DRAIN_POLL_S = 0.1
 _ATTEMPTS = 2
 
 
@@ -34,7 +32,7 @@ def drive_probe(
         with Sampler(engine.scrape, clock=clock) as sampler:
             report = meter.run(replace(probe_spec, attempt=attempt))
         _refuse_stall(report, engine)
-        _drain(engine, clock)
+        drain(engine, clock)
         engine.check_alive(is_load_over=True)
         problem = _meter_problem(report, spec)
         if not problem:
@@ -97,17 +95,3 @@ def _meter_problem(report: MeterReport, spec: TrialSpec) -> str:
     if p95_ms is not None and p95_ms > limits.max_lag_ms:
         return f"requests left {p95_ms:.0f} ms late (p95; allowed {limits.max_lag_ms:g} ms)"
     return ""
-
-
-def _drain(engine: Engine, clock: Clock) -> None:
-    """Wait until the engine has nothing left to do, so that levels do not mix."""
-    end_s = clock.now_s() + _DRAIN_TIMEOUT_S
-    while (snapshot := engine.scrape()) is not None and not snapshot.is_idle:
-        if clock.now_s() > end_s:
-            raise EngineDied(
-                Failure(
-                    FailureKind.HANG_UNDER_LOAD,
-                    f"still busy {_DRAIN_TIMEOUT_S:g} s after the last request was stopped",
-                )
-            )
-        clock.sleep_s(_DRAIN_POLL_S)

@@ -34,6 +34,7 @@ class FailureKind(Enum):
     HANG_UNDER_LOAD = "hang_under_load"
     REQUEST_ERRORS = "request_errors"
     SETTINGS_NOT_APPLIED = "settings_not_applied"
+    LIVE_CONTROL_LOST = "live_control_lost"
     PORT_TAKEN = "port_taken"
     STOP_FAILED = "stop_failed"
     METER_FAILED = "meter_failed"
@@ -64,6 +65,7 @@ _INFRASTRUCTURE = frozenset(
         FailureKind.MEMORY_IN_USE,
         FailureKind.PORT_TAKEN,
         FailureKind.STOP_FAILED,
+        FailureKind.LIVE_CONTROL_LOST,
         FailureKind.METER_FAILED,
         FailureKind.METER_SATURATED,
         FailureKind.WORKER_LOST,
@@ -109,6 +111,7 @@ class EngineConfig:
         start_timeout_s: bound on the whole start.
         start_silence_s: bound on the time without a new log line during the start.
         tensor_parallel_size: GPUs of one engine.
+        control_timeout_s: bound on a live engine's answer.
     """
 
     kind: Literal["vllm", "simulated"]
@@ -120,6 +123,55 @@ class EngineConfig:
     start_timeout_s: float = 1800.0
     start_silence_s: float = 600.0
     tensor_parallel_size: int = 1
+    control_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLimits:
+    """The limits that a running engine can change.
+
+    Attributes:
+        max_num_active_seqs: sequences that may run at once.
+        max_num_scheduled_tokens: tokens a step may compute.
+        long_prefill_token_threshold: prompt tokens of one request in a step, 0 for no limit.
+        enable_chunked_prefill: whether a prompt may be computed in pieces.
+    """
+
+    max_num_active_seqs: int
+    max_num_scheduled_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LivePlan:
+    """How a trial is measured on an engine that its worker keeps.
+
+    Attributes:
+        launch: what that engine is launched with.
+        limits: to put in force for the trial; None for those of the launch.
+        folder: where the channel to it is made.
+    """
+
+    launch: Settings
+    limits: LiveLimits | None
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUse:
+    """What became of a trial's live plan.
+
+    Attributes:
+        launch: what the shared engine was launched with.
+        state: used, or why the trial was measured cold: the engine cannot be retuned, did not
+            start with that launch, or has lost its control.
+        reason: in words, or empty.
+    """
+
+    launch: Settings
+    state: Literal["used", "unsupported", "not_started", "lost"]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +202,7 @@ class TrialSpec:
         stop_at_failure: whether the walk ends at the first level that fails the SLO.
         seed: of the request plans.
         meter: limits of the load generator.
+        live: how to measure on a kept engine; None launches one for this trial alone.
     """
 
     number: int
@@ -162,6 +215,7 @@ class TrialSpec:
     stop_at_failure: bool
     seed: int
     meter: MeterLimits = field(default_factory=MeterLimits)
+    live: LivePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +268,11 @@ class EngineInfo:
         version: of vLLM.
         max_model_len: the longest sequence it takes.
         kv_cache_tokens: size of the KV cache in tokens.
-        max_num_batched_tokens: the limit in force, as its log tells.
+        max_num_batched_tokens: the limit it was launched with, as its log tells.
         enable_chunked_prefill: likewise.
         enable_prefix_caching: likewise.
+        max_num_seqs: the limit it was launched with, as its live scheduler tells.
+        kv_block_tokens: tokens of one KV cache block, likewise.
     """
 
     version: str | None = None
@@ -225,6 +281,8 @@ class EngineInfo:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
+    max_num_seqs: int | None = None
+    kv_block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +303,8 @@ class TrialResult:
         worker: who measured.
         warnings: for the report.
         artifacts: files for the trial's folder, by name.
+        fidelity: cold when an engine was launched for this trial alone, exactly as exported.
+        live: what became of the live plan; None where there was none.
     """
 
     number: int
@@ -260,6 +320,8 @@ class TrialResult:
     worker: str
     warnings: tuple[str, ...] = ()
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    fidelity: Fidelity = "cold"
+    live: LiveUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +334,7 @@ class TrialRecord:
         label: the reference's name, or empty.
         settings: vLLM options under test.
         seed: of the request plans.
-        fidelity: whether the engine was launched for it or retuned.
+        fidelity: cold when an engine was launched for it alone, exactly as exported.
         outcome: how it ended.
         failure: None when measured.
         levels: the probes.
@@ -286,6 +348,7 @@ class TrialRecord:
         warnings: for the report.
         of_trial: for a confirmation the trial whose settings are measured again, else None.
         replicate: for a confirmation which repetition it is, from 1; 0 in the search.
+        live: what became of the live plan; None where there was none.
     """
 
     number: int
@@ -307,3 +370,4 @@ class TrialRecord:
     warnings: tuple[str, ...] = ()
     of_trial: int | None = None
     replicate: int = 0
+    live: LiveUse | None = None

@@ -191,6 +191,7 @@ def _work(
 ) -> RunResult:
     engine = plan.engine.config
     everyone = [_event_writer(folder), *listeners]
+    folder.clear_live()
 
     def tell(event: Event) -> None:
         for listener in everyone:

@@ -16,12 +16,15 @@ from tuner.confirming import Confirmation, ConfirmationPlan
 from tuner.errors import InfrastructureError, TunerError
 from tuner.events import SESSION_ENDED, Event, Listener
 from tuner.fleet import Completion, Fleet
+from tuner.launch_groups import LaunchGroups
 from tuner.observing import observation, reference_load
 from tuner.records import (
     EngineConfig,
     EngineInfo,
     Failure,
     FailureKind,
+    LivePlan,
+    LiveUse,
     Outcome,
     TrialRecord,
     TrialResult,
@@ -68,12 +71,13 @@ class SessionParts:
 
 @dataclass(slots=True)
 class _Job:
-    """A trial on its way: what was asked, who must not get it again, how often it was tried."""
+    """A trial on its way: what was asked, how often it was tried, whether it lost its control."""
 
     spec: TrialSpec
     proposal: Proposal | None = None
     confirmation: Confirmation | None = None
     attempts: int = 1
+    lost: LiveUse | None = None
 
 
 class Session:
@@ -95,6 +99,11 @@ class Session:
         self._jobs: dict[int, _Job] = {}
         self._unobserved: list[TrialRecord] = []
         self._facts_known = False
+        self._groups = LaunchGroups(
+            parts.config.space,
+            engine=parts.engine,
+            folder=str(parts.config.options.engine.live_dir or parts.folder.live),
+        )
 
     def run(self) -> None:
         """Search, then confirm; everything is in the run folder afterwards.
@@ -104,6 +113,8 @@ class Session:
         """
         self._restore()
         self._search()
+        # Confirmations are cold; no kept engine may stand beside them.
+        self._parts.fleet.release_engines()
         self._confirm()
 
     def _restore(self) -> None:
@@ -148,7 +159,13 @@ class Session:
             stop_at_failure=True,
             seed=config.options.seed,
             meter=config.meter_limits,
+            live=self._live_plan(proposal),
         )
+
+    def _live_plan(self, proposal: Proposal) -> LivePlan | None:
+        if not self._parts.config.options.live:
+            return None
+        return self._groups.plan(proposal.settings, self._records)
 
     def _confirm(self) -> None:
         config = self._parts.config
@@ -212,6 +229,7 @@ class Session:
         is_transient = result.failure is not None and not result.failure.kind.is_settings_fault
         if is_transient and job.attempts < _ATTEMPTS and self._parts.fleet.idle_count:
             job.attempts += 1
+            _go_on_cold(job, result)
             self._tell(
                 Event(
                     "trial_retried",
@@ -322,7 +340,7 @@ def _record(job: _Job, result: TrialResult) -> TrialRecord:
         label=job.proposal.label if job.proposal else "",
         settings=job.spec.settings,
         seed=job.spec.seed,
-        fidelity="cold",
+        fidelity=result.fidelity,
         outcome=result.outcome,
         failure=result.failure,
         levels=result.levels,
@@ -336,7 +354,17 @@ def _record(job: _Job, result: TrialResult) -> TrialRecord:
         warnings=result.warnings,
         of_trial=asked.trial if asked else None,
         replicate=asked.replicate if asked else 0,
+        live=result.live or job.lost,
     )
+
+
+def _go_on_cold(job: _Job, result: TrialResult) -> None:
+    """A trial whose engine lost its control is measured on one that needs none."""
+    plan, failure = job.spec.live, result.failure
+    if plan is None or failure is None or failure.kind is not FailureKind.LIVE_CONTROL_LOST:
+        return
+    job.lost = LiveUse(plan.launch, "lost", failure.message)
+    job.spec = replace(job.spec, live=None)
 
 
 def _lost_result(completion: Completion) -> TrialResult:

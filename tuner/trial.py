@@ -1,19 +1,19 @@
-"""One setting measured: launch, warm up, drive, judge, stop.
+"""One setting measured: lease an engine, warm up, drive, judge, give it back.
 
 Here, and only here, what goes wrong with the thing under test becomes an outcome with a typed
-failure. Everything with an effect - launcher, meter, clock - is passed in.
+failure. Everything with an effect - keeper, meter, clock - is passed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from objectives import Load, check_slo, compute_metrics, slo_holds, worst_ratio
 from tuner.clock import Clock
-from tuner.engines import Engine, Launcher, LaunchRequest, launch_command
+from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
+from tuner.keeper import EngineKeeper, EngineUsage
 from tuner.level_warnings import level_warnings
 from tuner.load import Meter
 from tuner.probe import drive_probe
@@ -30,7 +30,7 @@ from tuner.store.requests_log import REQUESTS_LOG, request_lines
 from tuner.workloads import TokenRatios
 
 SERVER_LOG = "server.log"
-_LOG_BYTES = 1024 * 1024
+ITERATIONS_LOG = "iterations.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,16 @@ class TrialTools:
     """What a trial works with.
 
     Attributes:
-        launcher: starts engines.
+        keeper: leases engines.
         meter: drives load.
         clock: tells the time.
-        scratch: an empty folder for this trial's files.
         worker: the worker's name, for the record.
         is_cancelled: asked now and then; True ends the trial.
     """
 
-    launcher: Launcher
+    keeper: EngineKeeper
     meter: Meter
     clock: Clock
-    scratch: Path
     worker: str
     is_cancelled: Callable[[], bool]
 
@@ -62,12 +60,13 @@ class _Notes:
     warnings: list[str] = field(default_factory=list)
     requests: list[bytes] = field(default_factory=list)
     info: EngineInfo = field(default_factory=EngineInfo)
-    startup_s: float | None = None
+    usage: EngineUsage = field(default_factory=EngineUsage)
+    iterations: bytes = b""
     measure_s: float = 0.0
 
 
 def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
-    """Measure one setting at the loads of the spec, on one engine of its own.
+    """Measure one setting at the loads of the spec, on one engine.
 
     Raises:
         Cancelled: when asked to stop; the engine is gone then.
@@ -76,13 +75,9 @@ def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
     started_s = tools.clock.now_s()
     failure: Failure | None = None
     try:
-        engine = tools.launcher.launch(
-            _launch_request(spec, tools), is_cancelled=tools.is_cancelled
-        )
-        try:
+        with tools.keeper.lease(spec, notes.usage, is_cancelled=tools.is_cancelled) as engine:
             _walk_loads(spec, tools, engine, notes)
-        finally:
-            engine.stop()
+            notes.iterations = engine.iterations()
     except (EngineError, MeterError) as error:
         failure = error.failure
     return TrialResult(
@@ -92,22 +87,21 @@ def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
         levels=tuple(notes.levels),
         command=tuple(launch_command(spec.engine, spec.settings)),
         engine_info=notes.info,
-        engine_starts=1,
-        engine_s=tools.clock.now_s() - started_s,
-        startup_s=notes.startup_s,
+        engine_starts=notes.usage.starts,
+        engine_s=tools.clock.now_s() - started_s + notes.usage.idle_s,
+        startup_s=notes.usage.startup_s,
         measure_s=notes.measure_s,
         worker=tools.worker,
         warnings=tuple(dict.fromkeys(notes.warnings)),
-        artifacts={
-            SERVER_LOG: _log_end(tools.scratch / SERVER_LOG),
-            REQUESTS_LOG: b"".join(notes.requests),
-        },
+        artifacts=_artifacts(notes),
+        fidelity=notes.usage.fidelity,
+        live=notes.usage.live,
     )
 
 
 def _walk_loads(spec: TrialSpec, tools: TrialTools, engine: Engine, notes: _Notes) -> None:
     """Measure level after level until the SLO fails."""
-    notes.info, notes.startup_s = engine.info, engine.startup_s
+    notes.info = engine.info
     ratios = engine.token_ratios()
     for load in spec.loads:
         level = _measure_level(spec, tools, engine, notes, load=load, ratios=ratios)
@@ -162,20 +156,12 @@ def _refuse_total_failure(level: LevelResult) -> None:
         )
 
 
-def _launch_request(spec: TrialSpec, tools: TrialTools) -> LaunchRequest:
-    return LaunchRequest(
-        engine=spec.engine,
-        settings=spec.settings,
-        endpoint=spec.workload.endpoint,
-        log_path=tools.scratch / SERVER_LOG,
-    )
-
-
 def _outcome(failure: Failure | None) -> Outcome:
     if failure is None:
         return Outcome.MEASURED
     return Outcome.INFEASIBLE if failure.kind.is_settings_fault else Outcome.FAILED
 
 
-def _log_end(path: Path) -> bytes:
-    return path.read_bytes()[-_LOG_BYTES:] if path.exists() else b""
+def _artifacts(notes: _Notes) -> dict[str, bytes]:
+    files = {SERVER_LOG: notes.usage.server_log, REQUESTS_LOG: b"".join(notes.requests)}
+    return {**files, ITERATIONS_LOG: notes.iterations} if notes.iterations else files

@@ -20,8 +20,8 @@ from search_spaces import Value
 from tests.fakes.processes import is_gone, wait_until
 from tuner.clock import Clock, SystemClock
 from tuner.engines import LaunchRequest, ProcessLauncher
-from tuner.engines.launcher import ProcessEngine
 from tuner.engines.ports import is_port_free
+from tuner.engines.process_engine import ProcessEngine
 from tuner.errors import Cancelled, EngineDied, StartFailed
 from tuner.records import EngineConfig, FailureKind
 from tuner.workloads import Endpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 from objectives import (
@@ -17,21 +18,22 @@ from objectives import (
     slo_holds,
     worst_ratio,
 )
+from search_spaces import fingerprint
 from tuner.engines import launch_command, merged_settings, to_arguments
-from tuner.errors import InfrastructureError
-from tuner.fleet import Completion, WorkerInfo
+from tuner.fleet import Completion, Placement, WorkerInfo
 from tuner.probe import probe_seed
 from tuner.records import (
     EngineInfo,
     Failure,
     FailureKind,
     LevelResult,
+    LiveUse,
     Outcome,
     TrialResult,
     TrialSpec,
 )
 from tuner.simulator.flags import parse_arguments
-from tuner.simulator.launch import InvalidSettings, StartFailed, prepare_engine
+from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
 from tuner.simulator.virtual import VirtualEngine, VirtualRequest, simulate_concurrency
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
 from tuner.workloads import RequestPlan, fallback_ratios
@@ -72,6 +74,8 @@ class VirtualFleet:
         self._clock = clock
         self._sabotage = sabotage
         self._running: list[tuple[TrialSpec, str]] = []
+        self._placement = Placement()
+        self._kept: dict[str, str] = {}
         self._attempts: dict[tuple[int, int], int] = {}
         self.submitted: list[tuple[TrialSpec, str]] = []
         self.is_closed = False
@@ -88,9 +92,7 @@ class VirtualFleet:
     def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
         busy = {worker for _, worker in self._running}
         idle = [i.name for i in self._infos if i.name not in busy]
-        if not idle:
-            raise InfrastructureError("no worker is idle")
-        worker = next((name for name in idle if name != avoid), idle[0])
+        worker = self._placement.choose(spec, idle=idle, avoid=avoid)
         self._running.append((spec, worker))
         self.submitted.append((spec, worker))
 
@@ -105,6 +107,10 @@ class VirtualFleet:
         self._clock.sleep_s(result.engine_s / len(self._infos))
         return [Completion(spec, worker, result)]
 
+    def release_engines(self) -> None:
+        self._placement.forget()
+        self._kept.clear()
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -114,13 +120,17 @@ class VirtualFleet:
         failure = self._sabotage(spec, self._attempts[key])
         levels: list[LevelResult] = []
         log = b""
+        setup = None
         if failure is None:
             try:
-                engine = _engine(spec)
+                setup = _setup(spec)
             except (InvalidSettings, StartFailed) as error:
                 failure = Failure(FailureKind.INVALID_SETTINGS, str(error).splitlines()[0])
             else:
-                log = _walk(spec, engine, levels)
+                log = _walk(spec, _retuned(setup, spec), levels)
+        starts = 0 if failure is None and self._is_kept(spec, worker) else 1
+        if failure is not None:
+            self._kept.pop(worker, None)
         measure_s = sum(lv.measure_s for lv in levels)
         outcome = Outcome.MEASURED
         if failure is not None:
@@ -132,20 +142,52 @@ class VirtualFleet:
             failure=failure,
             levels=tuple(levels),
             command=tuple(launch_command(spec.engine, spec.settings)),
-            engine_info=EngineInfo(version="0.32.0+virtual", max_model_len=4096),
-            engine_starts=1,
-            engine_s=_START_S + measure_s,
-            startup_s=_START_S,
+            engine_info=_info(setup),
+            engine_starts=starts,
+            engine_s=starts * _START_S + measure_s,
+            startup_s=_START_S if starts else None,
             measure_s=measure_s,
             worker=worker,
             artifacts={REQUESTS_LOG: log},
+            fidelity="cold" if spec.live is None else "live",
+            live=None if spec.live is None else LiveUse(spec.live.launch, "used"),
         )
 
+    def _is_kept(self, spec: TrialSpec, worker: str) -> bool:
+        """Whether the worker's engine can be retuned for the trial; it keeps this one then."""
+        key = None if spec.live is None else fingerprint(spec.live.launch)
+        is_kept = key is not None and self._kept.get(worker) == key
+        if key is None:
+            self._kept.pop(worker, None)
+        else:
+            self._kept[worker] = key
+        return is_kept
 
-def _engine(spec: TrialSpec) -> VirtualEngine:
-    settings = merged_settings(spec.engine, spec.settings)
-    words = [spec.engine.model, *to_arguments(settings)]
-    return prepare_engine(parse_arguments(words)).virtual_engine()
+
+def _setup(spec: TrialSpec) -> EngineSetup:
+    launch = spec.settings if spec.live is None else spec.live.launch
+    words = [spec.engine.model, *to_arguments(merged_settings(spec.engine, launch))]
+    return prepare_engine(parse_arguments(words))
+
+
+def _retuned(setup: EngineSetup, spec: TrialSpec) -> VirtualEngine:
+    engine = setup.virtual_engine()
+    if spec.live is None or spec.live.limits is None:
+        return engine
+    return replace(engine, limits=replace(engine.limits, **asdict(spec.live.limits)))
+
+
+def _info(setup: EngineSetup | None) -> EngineInfo:
+    if setup is None:
+        return EngineInfo()
+    return EngineInfo(
+        version="0.32.0+virtual",
+        max_model_len=setup.max_model_len,
+        kv_cache_tokens=setup.kv_cache_tokens,
+        max_num_batched_tokens=setup.limits.max_num_batched_tokens,
+        enable_chunked_prefill=setup.limits.enable_chunked_prefill,
+        max_num_seqs=setup.limits.max_num_seqs,
+    )
 
 
 def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> bytes:

@@ -197,7 +197,7 @@ def test_an_engine_that_never_starts_ends_the_run_within_a_few_launches(tmp_path
 
 def test_the_time_budget_leaves_room_for_the_confirmation(tmp_path: Path) -> None:
     """The search ends at three quarters of the budget; finalists are still confirmed."""
-    run = VirtualRun(make_config(tmp_path, budget="12m", trials=500))
+    run = VirtualRun(make_config(tmp_path, budget="12m", trials=500, live=False))
     document = run.run()
     assert 2 < len(document["trials"]) < 16
     assert document["recommendations"]["throughput_first"]["confirmed"] is True

@@ -108,7 +108,7 @@ def run(
         Optional[bool],  # noqa: UP045
         typer.Option(
             "--live/--no-live",
-            help="Retune running engines where possible; this version restarts always.",
+            help="Retune running engines where possible, or restart them for every trial.",
         ),
     ] = None,
     sampler: Annotated[Text, typer.Option(help="tpe, gp or random.")] = None,

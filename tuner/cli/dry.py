@@ -10,6 +10,7 @@ from objectives import requests_needed
 from search_spaces import Choice, Fixed, FloatRange, IntRange, LogIntRange, Parameter, PowerOfTwo
 from tuner.durations import format_duration
 from tuner.engines import launch_command
+from tuner.launch_groups import LIVE_SETTINGS
 from tuner.report.document import slo_data, workload_data
 from tuner.report.phrases import command_text
 from tuner.run import Plan
@@ -98,11 +99,20 @@ def _wall_s(plan: Plan) -> float:
         for load in workload.ladder(config.options.load)
     ]
     start_s = _START_S[plan.engine.config.kind]
-    search_s = _trials(plan) * (start_s + sum(levels))
+    search_s = _search_starts(plan) * start_s + _trials(plan) * sum(levels)
     confirm_s = 3 * config.options.confirm.replicates * (start_s + 2 * sum(levels) / len(levels))
     budget_s = config.options.budget
     total_s = (search_s + confirm_s) / plan.workers
     return total_s if budget_s is None else min(total_s, budget_s)
+
+
+def _search_starts(plan: Plan) -> int:
+    """Engine starts of the search: with live retuning one for the defaults, one for the space."""
+    space, trials = plan.config.space, _trials(plan)
+    if not plan.config.options.live or not set(space.varying) <= LIVE_SETTINGS:
+        return trials
+    own = [s for _, s in plan.references if not set(s) <= LIVE_SETTINGS]
+    return min(trials, 1 + plan.workers + len(own))
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

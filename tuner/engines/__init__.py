@@ -1,7 +1,9 @@
 """Engines under test: launch, ready, scrape, stop, prove gone."""
 
 from tuner.engines.arguments import SWITCHES, launch_command, merged_settings, to_arguments
-from tuner.engines.launcher import Engine, Launcher, LaunchRequest, ProcessLauncher
+from tuner.engines.draining import drain
+from tuner.engines.engine import Engine, Launcher, LaunchRequest
+from tuner.engines.launcher import ProcessLauncher
 from tuner.engines.scrape import Sampler, Snapshot, summarise
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "ProcessLauncher",
     "Sampler",
     "Snapshot",
+    "drain",
     "launch_command",
     "merged_settings",
     "summarise",

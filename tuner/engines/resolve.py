@@ -54,6 +54,7 @@ def resolve_engine(config: RunConfig) -> ResolvedEngine:
             env=dict(options.engine.env),
             start_timeout_s=options.engine.start_timeout_s,
             start_silence_s=options.engine.start_silence_s,
+            control_timeout_s=options.engine.control_timeout_s,
             tensor_parallel_size=options.gpus_per_engine,
         ),
         reason,

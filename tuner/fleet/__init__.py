@@ -1,6 +1,6 @@
 """Workers: local threads, or Ray actors that own GPUs."""
 
-from tuner.fleet.fleet import Completion, Fleet, WorkerInfo
+from tuner.fleet.fleet import Completion, Fleet, Placement, WorkerInfo
 from tuner.fleet.local import LocalFleet
 
-__all__ = ["Completion", "Fleet", "LocalFleet", "WorkerInfo"]
+__all__ = ["Completion", "Fleet", "LocalFleet", "Placement", "WorkerInfo"]

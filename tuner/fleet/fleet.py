@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from search_spaces import fingerprint
+from tuner.errors import InfrastructureError
 from tuner.records import TrialResult, TrialSpec
 
 
@@ -70,6 +72,43 @@ class Fleet(Protocol):
         """Trials that ended, waiting at most so long for the first."""
         ...
 
+    def release_engines(self) -> None:
+        """Stop the engines that idle workers keep between trials.
+
+        Raises:
+            TunerError: when something of one is left.
+        """
+        ...
+
     def close(self) -> None:
         """Stop what runs, clean up with proof, give everything back."""
         ...
+
+
+class Placement:
+    """Which worker gets a trial: one that keeps the engine it wants, if there is one."""
+
+    def __init__(self) -> None:
+        self._launches: dict[str, str] = {}
+
+    def choose(self, spec: TrialSpec, *, idle: Sequence[str], avoid: str) -> str:
+        """The worker for a trial.
+
+        Raises:
+            InfrastructureError: when no worker is idle.
+        """
+        if not idle:
+            raise InfrastructureError("no worker is idle")
+        wanted = "" if spec.live is None else fingerprint(spec.live.launch) + "+live"
+
+        def cost(name: str) -> tuple[bool, bool, bool]:
+            kept = self._launches.get(name, "")
+            return (name == avoid, kept != wanted, bool(kept))
+
+        chosen = min(idle, key=cost)
+        self._launches[chosen] = wanted
+        return chosen
+
+    def forget(self) -> None:
+        """No worker keeps an engine any more."""
+        self._launches.clear()

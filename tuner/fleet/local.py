@@ -8,8 +8,8 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from tuner.errors import Cancelled, InfrastructureError
-from tuner.fleet.fleet import Completion, WorkerInfo
+from tuner.errors import Cancelled, StopFailed
+from tuner.fleet.fleet import Completion, Placement, WorkerInfo
 from tuner.fleet.worker import Worker
 from tuner.records import TrialSpec
 
@@ -33,6 +33,7 @@ class LocalFleet:
         self._infos = tuple(
             WorkerInfo(f"worker-{i}", ids, host) for i, ids in enumerate(gpu_groups)
         )
+        self._placement = Placement()
         self._threads: dict[str, threading.Thread] = {}
         self._completions: queue.Queue[Completion | BaseException] = queue.Queue()
 
@@ -52,10 +53,7 @@ class LocalFleet:
         Raises:
             InfrastructureError: when no worker is idle.
         """
-        idle = self._idle()
-        if not idle:
-            raise InfrastructureError("no worker is idle")
-        name = next((n for n in idle if n != avoid), idle[0])
+        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
         thread = threading.Thread(target=self._run, args=(name, spec), name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
@@ -75,14 +73,25 @@ class LocalFleet:
         except queue.Empty:
             return done
 
+    def release_engines(self) -> None:
+        """Stop the engines that idle workers keep between trials.
+
+        Raises:
+            StopFailed: when something of one is left.
+        """
+        self._placement.forget()
+        for name in self._idle():
+            self._workers[name].release_engine()
+
     def close(self) -> None:
         """Stop what runs and wait until it is cleaned up."""
         for worker in self._workers.values():
             worker.cancel()
         for thread in self._threads.values():
             thread.join(_CLOSE_TIMEOUT_S)
-        for worker in self._workers.values():
-            worker.close()
+        failures = [f for f in map(_failure_to_close, self._workers.values()) if f is not None]
+        if failures:
+            raise failures[0]
 
     def _idle(self) -> list[str]:
         return [name for name in self._workers if name not in self._threads]
@@ -95,3 +104,12 @@ class LocalFleet:
             self._completions.put(Completion(spec, name, None, str(reason)))
         except BaseException as error:  # noqa: BLE001 - a fault of the tool is raised by collect
             self._completions.put(error)
+
+
+def _failure_to_close(worker: Worker) -> StopFailed | None:
+    """Close a worker; what could not be stopped is told after all had their turn."""
+    try:
+        worker.close()
+    except StopFailed as error:
+        return error
+    return None

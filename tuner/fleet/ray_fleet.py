@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from tuner.errors import Cancelled, InfrastructureError
-from tuner.fleet.fleet import Completion, WorkerInfo
+from tuner.fleet.fleet import Completion, Placement, WorkerInfo
 from tuner.fleet.worker import Worker, worker_environment
 from tuner.records import TrialResult, TrialSpec
 
@@ -41,8 +41,14 @@ class _Actor:
     def run(self, spec: TrialSpec) -> TrialResult:
         return self._worker.run(spec)
 
+    def release_engine(self) -> None:
+        self._worker.release_engine()
+
     def cancel(self) -> None:
         self._worker.cancel()
+
+    def close(self) -> None:
+        self._worker.close()
 
 
 @dataclass(slots=True)
@@ -81,6 +87,7 @@ class RayFleet:
         except BaseException:
             self._disconnect()
             raise
+        self._placement = Placement()
         self._running: dict[Any, tuple[str, TrialSpec]] = {}
 
     @property
@@ -99,10 +106,7 @@ class RayFleet:
         Raises:
             InfrastructureError: when no worker is idle.
         """
-        idle = self._idle()
-        if not idle:
-            raise InfrastructureError("no worker is idle")
-        name = next((n for n in idle if n != avoid), idle[0])
+        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
         reference = self._members[name].actor.run.remote(spec)
         self._running[reference] = (name, spec)
 
@@ -116,12 +120,29 @@ class RayFleet:
         ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
         return [self._completion(reference) for reference in ready]
 
+    def release_engines(self) -> None:
+        """Stop the engines that idle workers keep between trials.
+
+        Raises:
+            InfrastructureError: when a worker cannot.
+        """
+        self._placement.forget()
+        actors = [self._members[name].actor for name in self._idle()]
+        try:
+            ray.get([a.release_engine.remote() for a in actors], timeout=_CLOSE_TIMEOUT_S)
+        except (GetTimeoutError, RayActorError, RayTaskError) as error:
+            reason = _first_line(error)
+            raise InfrastructureError(f"a worker did not stop its engine: {reason}") from error
+
     def close(self) -> None:
         """Stop what runs, wait until it is cleaned up, end the actors."""
         for member in self._members.values():
             member.actor.cancel.remote()
         if self._running:
             ray.wait(list(self._running), num_returns=len(self._running), timeout=_CLOSE_TIMEOUT_S)
+        closed = [member.actor.close.remote() for member in self._members.values()]
+        if closed:
+            ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_TIMEOUT_S)
         for member in self._members.values():
             ray.kill(member.actor)
         self._disconnect()

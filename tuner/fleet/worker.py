@@ -1,17 +1,15 @@
-"""What a worker does with a trial, wherever it runs: tools, a scratch folder, the trial itself."""
+"""What a worker does with a trial, wherever it runs: tools, the trial itself, and cleaning up."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from tuner.clock import Clock, SystemClock
 from tuner.engines import ProcessLauncher
 from tuner.errors import Cancelled
+from tuner.keeper import EngineKeeper
 from tuner.load import ProcessMeter
 from tuner.records import TrialResult, TrialSpec
 from tuner.trial import TrialTools, run_trial
@@ -39,9 +37,10 @@ class Worker:
     ) -> None:
         self._name = name
         self._clock = clock or SystemClock()
-        self._launcher = ProcessLauncher(
+        launcher = ProcessLauncher(
             env=env, gpu_ids=gpu_ids, new_session=new_session, clock=self._clock
         )
+        self._keeper = EngineKeeper(launcher, clock=self._clock)
         self._meter = ProcessMeter()
         self._cancelled = threading.Event()
 
@@ -51,21 +50,14 @@ class Worker:
         Raises:
             Cancelled: after `cancel`; engine and meter are gone then.
         """
-        scratch = Path(tempfile.mkdtemp(prefix="vllm-slo-tuner-"))
-        try:
-            result = run_trial(
-                spec,
-                TrialTools(
-                    launcher=self._launcher,
-                    meter=self._meter,
-                    clock=self._clock,
-                    scratch=scratch,
-                    worker=self._name,
-                    is_cancelled=self._cancelled.is_set,
-                ),
-            )
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        tools = TrialTools(
+            keeper=self._keeper,
+            meter=self._meter,
+            clock=self._clock,
+            worker=self._name,
+            is_cancelled=self._cancelled.is_set,
+        )
+        result = run_trial(spec, tools)
         if self._cancelled.is_set():
             # The meter was closed under the trial: what it saw says nothing about the settings.
             raise Cancelled("stopped by the user")
@@ -76,9 +68,18 @@ class Worker:
         self._cancelled.set()
         self._meter.close()
 
+    def release_engine(self) -> None:
+        """Stop the engine kept between trials, if there is one; no trial may be running.
+
+        Raises:
+            StopFailed: when something of it is left.
+        """
+        self._keeper.release()
+
     def close(self) -> None:
-        """End the meter."""
+        """End the meter and the kept engine; no trial may be running."""
         self._meter.close()
+        self.release_engine()
 
 
 def worker_environment(driver_env: Mapping[str, str | None]) -> dict[str, str]:

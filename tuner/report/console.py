@@ -14,6 +14,7 @@ from tuner.report.phrases import (
     load_text,
     number_text,
     rows,
+    saving_text,
     settings_text,
     verdict_text,
 )
@@ -36,7 +37,8 @@ def summary_text(document: Mapping[str, Any], *, report_path: str, width: int) -
     for name, key in POLICIES:
         lines += _recommendation(name, document["recommendations"][key], width)
     lines += _without_recommendation(document, width)
-    lines += [cost_text(document), *_warning_lines(document, width)]
+    lines += [text for text in (cost_text(document), saving_text(document)) if text]
+    lines += _warning_lines(document, width)
     lines.append(f"report: {report_path}")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from objectives import Metrics, Slo, SloCheck, pareto_front, rank_throughput_first
+from tuner.agreement import disagreements, unranked_trials
 from tuner.config import RunConfig
 from tuner.records import (
     EngineConfig,
@@ -17,6 +18,7 @@ from tuner.records import (
     TrialRecord,
 )
 from tuner.report.explain import bottleneck, explain, failing_targets
+from tuner.report.live import live_savings, live_warnings
 from tuner.store.codec import SCHEMA_VERSION
 from tuner.verdict import (
     BASELINE,
@@ -75,6 +77,8 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         mode=given.config.options.load,
     )
     decision = decide(cells, target_load=load)
+    unranked = unranked_trials(given.records, given.confirmations)
+    ranked = [r for r in given.records if r.number not in unranked]
     by_number = {record.number: record for record in given.records}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -94,9 +98,9 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         },
         "challenger": _recommendation(decision.challenger, by_number),
         "nearest": _nearest(given.records) if decision.verdict == "infeasible" else None,
-        "best_unconfirmed": _best_unconfirmed(given.records),
-        "pareto": pareto_front(measured_candidates(given.records), target_load=load),
-        "trials": [_trial(record) for record in given.records],
+        "best_unconfirmed": _best_unconfirmed(ranked),
+        "pareto": pareto_front(measured_candidates(ranked), target_load=load),
+        "trials": [_trial(r, is_ranked=r.number not in unranked) for r in given.records],
         "confirmations": [_confirmation(record) for record in given.confirmations],
         "cost": _cost(given),
         "warnings": _warnings(given),
@@ -267,7 +271,7 @@ def _nearest(records: Sequence[TrialRecord]) -> dict[str, Any] | None:
     }
 
 
-def _trial(record: TrialRecord) -> dict[str, Any]:
+def _trial(record: TrialRecord, *, is_ranked: bool) -> dict[str, Any]:
     level = best_level(record)
     is_measured = record.outcome is Outcome.MEASURED
     return {
@@ -276,6 +280,8 @@ def _trial(record: TrialRecord) -> dict[str, Any]:
         "label": record.label,
         "settings": dict(record.settings),
         "fidelity": record.fidelity,
+        "live": None if record.live is None else dataclasses.asdict(record.live),
+        "is_ranked": is_ranked,
         "outcome": record.outcome.value,
         "failure": _failure(record),
         "capacity": to_candidate(record).capacity if is_measured else None,
@@ -324,6 +330,8 @@ def _confirmation(record: TrialRecord) -> dict[str, Any]:
         "outcome": record.outcome.value,
         "failure": _failure(record),
         "levels": [_level(lv) for lv in record.levels],
+        "fidelity": record.fidelity,
+        "engine_starts": record.engine_starts,
         "engine_s": record.engine_s,
         "worker": record.worker,
     }
@@ -339,6 +347,7 @@ def _cost(given: ReportInput) -> dict[str, Any]:
         "wall_s": given.wall_s,
         "requests": sum(lv.requests for r in everything for lv in r.levels),
         "gpu_s": engine_s * given.engine.tensor_parallel_size,
+        "live": live_savings(given.records),
     }
 
 
@@ -348,6 +357,8 @@ def _warnings(given: ReportInput) -> list[str]:
         warnings.append("SIMULATED: these figures come from the simulated engine, not from vLLM")
     if not given.is_complete:
         warnings.append("the run was interrupted before its end; `tune resume` goes on with it")
+    warnings += [d.text for d in disagreements(given.records, given.confirmations)]
+    warnings += live_warnings(given.records)
     for record in (*given.records, *given.confirmations):
         name = f"trial {record.number}"
         if record.of_trial is not None:

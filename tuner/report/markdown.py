@@ -13,6 +13,7 @@ from tuner.report.phrases import (
     load_text,
     number_text,
     rows,
+    saving_text,
     settings_text,
     verdict_text,
 )
@@ -53,6 +54,8 @@ def _head(document: Mapping[str, Any]) -> str:
         f"- Workload: {document['workload']['name']}, load by {document['workload']['load_mode']}",
         f"- Cost: {cost_text(document)}",
     ]
+    if saving := saving_text(document):
+        lines.append(f"- {saving[0].upper()}{saving[1:]}")
     return "\n".join(lines)
 
 
@@ -121,6 +124,7 @@ def _trials(document: Mapping[str, Any]) -> str:
         "trial",
         "origin",
         "settings",
+        "fidelity",
         "capacity",
         "tokens/s",
         "levels (worst ratio)",
@@ -138,6 +142,7 @@ def _trials(document: Mapping[str, Any]) -> str:
                 str(trial["number"]),
                 trial["label"] or trial["origin"],
                 f"`{settings_text(trial['settings'])}`",
+                trial["fidelity"] if trial.get("is_ranked", True) else "live, not ranked",
                 number_text(trial["capacity"]),
                 number_text(metrics.get("output_tokens_per_s")),
                 levels or "-",

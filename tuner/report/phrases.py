@@ -79,6 +79,18 @@ def cost_text(document: Mapping[str, Any]) -> str:
     )
 
 
+def saving_text(document: Mapping[str, Any]) -> str:
+    """What live retuning saved; empty where it saved nothing."""
+    live = document["cost"].get("live")
+    if not live or not live["trials_without_start"]:
+        return ""
+    return (
+        f"live retuning: {live['search_engine_starts']} engine starts for "
+        f"{live['search_trials']} trials, about {format_duration(live['saved_engine_s'])} saved "
+        f"(a start takes {format_duration(live['median_startup_s'])} here)"
+    )
+
+
 def rows(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The measured lines of the summary: defaults, then both recommendations."""
     found: list[tuple[str, Mapping[str, Any]]] = []

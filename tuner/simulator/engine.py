@@ -7,6 +7,7 @@ from typing import Protocol
 from tuner.simulator.cost_model import noise_factors
 from tuner.simulator.kv_cache import KvCache
 from tuner.simulator.launch import EngineSetup
+from tuner.simulator.live import LiveSide
 from tuner.simulator.logs import ENGINE_CORE, engine_log
 from tuner.simulator.metrics import EngineMetrics, FinishedRequest
 from tuner.simulator.scheduler import Request, Scheduler, StepPlan, TokenEvent
@@ -87,7 +88,7 @@ class RealTimeEngine:
     over a second is given up: the schedule starts anew.
     """
 
-    def __init__(self, setup: EngineSetup, *, metrics: EngineMetrics) -> None:
+    def __init__(self, setup: EngineSetup, *, metrics: EngineMetrics, live: LiveSide) -> None:
         arguments = setup.arguments
         kv = KvCache(
             n_blocks=setup.n_kv_blocks,
@@ -95,6 +96,8 @@ class RealTimeEngine:
             prefix_caching=arguments.enable_prefix_caching,
         )
         self.scheduler = Scheduler(setup.limits, kv)
+        self._live = live
+        live.start(self.scheduler)
         self._setup = setup
         self._metrics = metrics
         self._noise = noise_factors(arguments.time_noise, seed=arguments.seed)
@@ -161,7 +164,9 @@ class RealTimeEngine:
         end_s = self._loop.time()
         while self.scheduler.has_work and not self.is_dead and not self._stalled:
             start_s = end_s
-            plan = self.scheduler.schedule()
+            with self._live.lock:
+                plan = self.scheduler.schedule()
+                self._live.note_scheduled(plan, self.scheduler, self._loop.time())
             self.step_s = self._setup.step_model.step_s(plan.batch) * next(self._noise)
             end_s = start_s + self.step_s
             self._note_admissions(plan, start_s)
@@ -170,7 +175,10 @@ class RealTimeEngine:
             self._note_lag(lag_s)
             if self.is_dead:
                 return
-            self._deliver(self.scheduler.complete(plan), plan)
+            with self._live.lock:
+                events = self.scheduler.complete(plan)
+                self._live.note_finished(self.scheduler, self._loop.time())
+            self._deliver(events, plan)
             if lag_s > _GIVE_UP_S:
                 end_s = self._loop.time()
 

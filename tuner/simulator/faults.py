@@ -73,6 +73,9 @@ FAULT_KINDS: tuple[FaultKind, ...] = (
     FaultKind("stubborn_child", _NONE, "an orphaned child in the group that ignores SIGTERM"),
     FaultKind("ignore_first_term", _NONE, "the first SIGTERM has no effect"),
     FaultKind("engine_core_child", _NONE, "a child VLLM::EngineCore that outlives a SIGKILL"),
+    # The live scheduler.
+    FaultKind("live_unsupported", _NONE, "the live scheduler cannot set limits"),
+    FaultKind("live_mute", _COUNT, "the live scheduler answers N requests, then none"),
     FaultKind("leak_shm", _NONE, "leaves /dev/shm/psm_<pid>_simulated behind"),
 )
 SSE_FRAMINGS = ("crlf", "nospace", "comments", "split")

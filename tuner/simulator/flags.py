@@ -49,7 +49,6 @@ _IGNORED_VALUES = (
     "kv-transfer-config",
     "speculative-config",
     "additional-config",
-    "scheduler-cls",
     "scheduling-policy",
     "prefill-schedule-interval",
     "prefix-caching-hash-algo",
@@ -138,6 +137,7 @@ class EngineArguments:
     max_num_queued_tokens: int
     scheduler_reserve_full_isl: bool
     watermark: float
+    scheduler_cls: str | None
     seed: int
     api_key: tuple[str, ...]
     disable_log_stats: bool
@@ -263,6 +263,7 @@ def _add_scheduler(parser: argparse.ArgumentParser) -> None:
     add("--max-num-queued-tokens", type=int, default=0, help="0 for no limit")
     add("--scheduler-reserve-full-isl", action=switch, default=True)
     add("--watermark", type=float, default=0.0)
+    add("--scheduler-cls", help="module.LiveScheduler takes part in live retuning")
     add(
         "--performance-mode",
         choices=("balanced", "throughput", "interactivity"),

@@ -17,6 +17,7 @@ from tuner.simulator.engine import RealTimeEngine
 from tuner.simulator.faults import FaultPlan, fault_table
 from tuner.simulator.flags import EngineArguments, parse_arguments
 from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
+from tuner.simulator.live import LiveSide
 from tuner.simulator.logs import (
     API_SERVER,
     ENGINE_CORE,
@@ -98,7 +99,8 @@ def _bind_and_serve(setup: EngineSetup, faults: FaultPlan, stop: "_StopRequest")
         children = EngineChildren(faults)
         announce_engine(setup)
         start_engine(setup, faults, sleep=time.sleep)
-        return asyncio.run(_serve(setup, faults, stop, listener))
+        live = LiveSide(setup, faults)
+        return asyncio.run(_serve(setup, faults, stop, listener=listener, live=live))
     except StartFailed as error:
         return _fail_start(error)
     except CoreDied:
@@ -115,14 +117,19 @@ def _bind_and_serve(setup: EngineSetup, faults: FaultPlan, stop: "_StopRequest")
 
 
 async def _serve(
-    setup: EngineSetup, faults: FaultPlan, stop: "_StopRequest", listener: socket.socket
+    setup: EngineSetup,
+    faults: FaultPlan,
+    stop: "_StopRequest",
+    *,
+    listener: socket.socket,
+    live: LiveSide,
 ) -> int:
     arguments = setup.arguments
     metrics = EngineMetrics(
         model_name=arguments.served_model_name[0], max_model_len=setup.max_model_len
     )
     metrics.cache_config = _cache_config(setup)
-    engine = RealTimeEngine(setup, metrics=metrics)
+    engine = RealTimeEngine(setup, metrics=metrics, live=live)
     server = EngineServer(
         setup, engine=engine, metrics=metrics, faults=faults, dev_mode=is_dev_mode()
     )

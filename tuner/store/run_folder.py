@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ ENVIRONMENT = "environment.json"
 JOURNAL = "study.journal"
 EVENTS = "events.jsonl"
 TRIALS = "trials"
+LIVE = "live"
 CONFIRMATIONS = "confirmations"
 EXPORT = "export"
 REPORT = "report.json"
@@ -87,6 +89,19 @@ class RunFolder:
     def journal(self) -> Path:
         """Optuna's journal."""
         return self.path / JOURNAL
+
+    @property
+    def live(self) -> Path:
+        """Where the channels to running engines are, for the owner only."""
+        return self.path.resolve() / LIVE
+
+    def clear_live(self) -> None:
+        """Remove what a killed session left there; only the run's driver may do that."""
+        shutil.rmtree(self.live, ignore_errors=True)
+        try:
+            self.live.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise store_error(self.live, error) from error
 
     def lock(self) -> None:
         """Make this process the run's only driver, until it ends.
