@@ -1,8 +1,9 @@
-"""What a reader of one level should know before trusting it."""
+"""What a reader should know before trusting a level, or a log of steps."""
 
 from __future__ import annotations
 
 from objectives import Metrics, Probe
+from tuner.records import IterationLog
 from tuner.workloads import TokenRatios, Workload
 
 _MAX_HIT_RATE = 0.3
@@ -10,6 +11,8 @@ _MAX_TOKENS_PER_CHUNK = 1.05
 _MAX_LENGTH_ERROR = 0.15
 # A chat template adds its own words to every prompt, which short prompts feel.
 _TEMPLATE_TOKENS = 60
+# Telemetry has to be cheaper than what it measures could show.
+_LOG_SHARE = 0.01
 
 
 def level_warnings(
@@ -70,3 +73,13 @@ def _failures(probe: Probe) -> str:
         return ""
     kinds = sorted({r.failure.value for r in failed if r.failure is not None})
     return f"{len(failed)} of {len(probe.measured)} requests failed ({', '.join(kinds)})"
+
+
+def iteration_warnings(log: IterationLog) -> list[str]:
+    """Where the log of steps is missing, or was not as cheap as it has to be."""
+    warnings = []
+    if log.problem:
+        warnings.append(f"the engine's steps were not logged to the end: {log.problem}")
+    if log.own_share > _LOG_SHARE:
+        warnings.append(f"logging the engine's steps took {log.own_share:.1%} of their time")
+    return warnings

@@ -175,6 +175,31 @@ class LiveUse:
 
 
 @dataclass(frozen=True, slots=True)
+class IterationLog:
+    """What an engine did step by step.
+
+    Attributes:
+        csv: a head line and one line a step; columns and units are those of
+            `tuner.live.scheduler.Work`, after start and elapsed time in seconds.
+        steps: how many there were, kept or not.
+        busy_s: how long they took together.
+        own_s: of that, spent on logging.
+        problem: why logging ended early, or empty.
+    """
+
+    csv: bytes = b""
+    steps: int = 0
+    busy_s: float = 0.0
+    own_s: float = 0.0
+    problem: str = ""
+
+    @property
+    def own_share(self) -> float:
+        """Share of the steps' time that logging took."""
+        return self.own_s / self.busy_s if self.busy_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MeterLimits:
     """When the load generator must call itself the bottleneck.
 

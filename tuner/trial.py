@@ -14,13 +14,14 @@ from tuner.clock import Clock
 from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
 from tuner.keeper import EngineKeeper, EngineUsage
-from tuner.level_warnings import level_warnings
+from tuner.level_warnings import iteration_warnings, level_warnings
 from tuner.load import Meter
 from tuner.probe import drive_probe
 from tuner.records import (
     EngineInfo,
     Failure,
     FailureKind,
+    IterationLog,
     LevelResult,
     Outcome,
     TrialResult,
@@ -61,7 +62,7 @@ class _Notes:
     requests: list[bytes] = field(default_factory=list)
     info: EngineInfo = field(default_factory=EngineInfo)
     usage: EngineUsage = field(default_factory=EngineUsage)
-    iterations: bytes = b""
+    iterations: IterationLog = field(default_factory=IterationLog)
     measure_s: float = 0.0
 
 
@@ -78,6 +79,7 @@ def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
         with tools.keeper.lease(spec, notes.usage, is_cancelled=tools.is_cancelled) as engine:
             _walk_loads(spec, tools, engine, notes)
             notes.iterations = engine.iterations()
+            notes.warnings += iteration_warnings(notes.iterations)
     except (EngineError, MeterError) as error:
         failure = error.failure
     return TrialResult(
@@ -164,4 +166,5 @@ def _outcome(failure: Failure | None) -> Outcome:
 
 def _artifacts(notes: _Notes) -> dict[str, bytes]:
     files = {SERVER_LOG: notes.usage.server_log, REQUESTS_LOG: b"".join(notes.requests)}
-    return {**files, ITERATIONS_LOG: notes.iterations} if notes.iterations else files
+    log = notes.iterations.csv
+    return {**files, ITERATIONS_LOG: log} if log else files

@@ -168,3 +168,49 @@ def test_an_engine_that_crashes_under_load_is_infeasible_and_the_run_ends_well(
     document = report_of(the_run(tmp_path))
     assert {t["failure"]["kind"] for t in document["trials"]} == {"crash_under_load"}
     assert not leftovers(model)
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "words"),
+    [
+        ("live_unsupported", "unsupported", "cannot be retuned while it runs"),
+        ("live_mute:1", "lost", "lost control"),
+    ],
+)
+def test_a_run_goes_on_cold_where_engines_cannot_be_retuned(
+    tmp_path: Path, fault: str, state: str, words: str
+) -> None:
+    """Every trial is still measured, the report says which and why, and nothing is left."""
+    model = _model(tmp_path)
+    command = ["vllm-simulated", "serve", "--fault", fault]
+    config = small_config(
+        tmp_path,
+        engine={"kind": "simulated", "command": command, "control_timeout_s": 1},
+        model=model,
+        gpus=1,
+    )
+    done = tune("run", "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    run = the_run(tmp_path)
+    trials = report_of(run)["trials"]
+    assert {t["outcome"] for t in trials} == {"measured"}
+    assert state in {t["live"]["state"] for t in trials if t["live"]}
+    assert any(t["fidelity"] == "cold" for t in trials)
+    assert list((run / "live").iterdir()) == []
+    assert leftovers(model) == []
+
+
+def test_no_live_restarts_always(tmp_path: Path) -> None:
+    """`--no-live` gives every trial an engine of its own; by default they share one."""
+    config = small_config(tmp_path, gpus=1)
+    assert tune("run", "--config", str(config), "--name", "shared").returncode == 0
+    assert tune("run", "--config", str(config), "--name", "own", "--no-live").returncode == 0
+    shared, own = (
+        report_of(next((tmp_path / "runs").glob(f"*-{name}")))["trials"]
+        for name in ("shared", "own")
+    )
+    assert {t["fidelity"] for t in own} == {"cold"}
+    assert all(t["engine_starts"] == 1 for t in own)
+    assert {t["fidelity"] for t in shared} == {"live"}
+    assert sum(t["engine_starts"] for t in shared) < len(shared)

@@ -22,8 +22,8 @@ from tuner.clock import Clock, SystemClock
 from tuner.engines import LaunchRequest, ProcessLauncher
 from tuner.engines.ports import is_port_free
 from tuner.engines.process_engine import ProcessEngine
-from tuner.errors import Cancelled, EngineDied, StartFailed
-from tuner.records import EngineConfig, FailureKind
+from tuner.errors import Cancelled, ControlLost, EngineDied, StartFailed
+from tuner.records import EngineConfig, FailureKind, IterationLog, LiveLimits
 from tuner.workloads import Endpoint
 
 
@@ -46,6 +46,7 @@ class Launchpad:
         gpu_ids: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         endpoint: Endpoint = "chat",
+        channel_parent: Path | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> ProcessEngine:
         """Start an engine and wait until it is ready."""
@@ -55,7 +56,7 @@ class Launchpad:
             new_session=self._new_session,
             clock=self._clock,
         )
-        request = LaunchRequest(config, settings or {}, endpoint, self.log_path)
+        request = LaunchRequest(config, settings or {}, endpoint, self.log_path, channel_parent)
         engine = launcher.launch(request, is_cancelled=is_cancelled)
         self._engines.append(engine)
         return engine
@@ -156,6 +157,32 @@ class EngineConformance:
         assert died.value.failure.kind is FailureKind.CRASH_UNDER_LOAD
         engine.stop()
         pad.assert_nothing_left()
+
+    def test_a_live_engine_is_retuned_and_its_channel_goes_with_it(
+        self, pad: Launchpad, tmp_path: Path
+    ) -> None:
+        """Limits are confirmed, steps logged within them, and nothing is left of the channel."""
+        engine = pad.launch(self.config(), self.settings, channel_parent=tmp_path)
+        assert engine.live_problem == ""
+        assert engine.info.max_num_seqs == self.settings["max_num_seqs"]
+        engine.retune(LiveLimits(2, 128, 0, True), telemetry_steps=100)
+        engine.check_alive(is_load_over=True)
+        steps = engine.iterations().csv.decode().splitlines()
+        assert len(steps) >= 2
+        assert all(int(s.split(",")[2]) <= 128 for s in steps[1:])
+        with pytest.raises(ControlLost, match="max_num_active_seqs"):
+            engine.retune(LiveLimits(1000, 128, 0, True), telemetry_steps=0)
+        engine.retune(None, telemetry_steps=0)
+        engine.stop()
+        assert list(tmp_path.glob("channel-*")) == []
+
+    def test_an_engine_without_a_channel_cannot_be_retuned(self, pad: Launchpad) -> None:
+        """Launched exactly as exported, it says so instead of pretending."""
+        engine = pad.launch(self.config(), self.settings)
+        assert engine.live_problem
+        assert engine.iterations() == IterationLog()
+        with pytest.raises(ControlLost):
+            engine.retune(None, telemetry_steps=0)
 
     def test_refused_settings_are_the_settings_fault(self, pad: Launchpad) -> None:
         """A combination that the engine refuses is invalid, with the engine's own reason."""

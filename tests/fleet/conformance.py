@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tuner.engines.http import EngineHttp
 from tuner.engines.ports import is_port_free
 from tuner.errors import InfrastructureError
 from tuner.fleet import Completion, Fleet
-from tuner.records import EngineConfig, MeterLimits, Outcome, TrialSpec
+from tuner.records import EngineConfig, LivePlan, MeterLimits, Outcome, TrialSpec
 from tuner.workloads import TrafficClass, Workload
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -251,6 +251,31 @@ class FleetConformance:
             assert fleet.collect(timeout_s=0.0) == []
             fleet.submit(make_spec(0, notes, faults=("hang_at_start",)))
             assert fleet.collect(timeout_s=0.1) == []
+
+    def test_a_worker_keeps_its_engine_until_it_is_told_or_closed(self, notes: EngineNotes) -> None:
+        """Trials of one launch share an engine on one worker; release and close leave none."""
+        plan = LivePlan({}, None, str(notes.folder))
+        with self.open() as fleet:
+            workers = []
+            for number in (0, 1):
+                fleet.submit(replace(make_spec(number, notes), live=plan))
+                [done] = collect(fleet)
+                workers.append(done.worker)
+                assert done.result is not None
+                assert done.result.outcome is Outcome.MEASURED, done.result.failure
+                assert done.result.fidelity == "live"
+                assert done.result.engine_starts == 1 - number
+            assert len(set(workers)) == 1
+            [kept] = notes.all()
+            assert not is_gone(kept.process)
+            fleet.release_engines()
+            assert_gone([kept])
+            fleet.submit(replace(make_spec(2, notes), live=plan))
+            collect(fleet)
+            assert len(notes.all()) == 2
+            assert any(not is_gone(e.process) for e in notes.all())
+        assert_gone(notes.all())
+        assert list(notes.folder.glob("channel-*")) == []
 
     def test_close_in_the_middle_of_a_start_leaves_nothing(self, notes: EngineNotes) -> None:
         """An engine that is still starting is gone with its port when close returns."""

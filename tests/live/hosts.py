@@ -64,8 +64,9 @@ class FakeVllmScheduler:
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        seqs = kwargs.get("seqs", 64)
         config = SimpleNamespace(
-            max_num_seqs=64,
+            max_num_seqs=seqs,
             max_num_batched_tokens=4096,
             max_num_active_seqs=None,
             max_num_scheduled_tokens=None,
@@ -84,8 +85,8 @@ class FakeVllmScheduler:
         self.max_model_len = 2048
         self.has_mamba_layers = False
         self.num_spec_tokens = 0
-        self.max_num_running_reqs = 64
-        self.max_num_active_reqs = 64
+        self.max_num_running_reqs = seqs
+        self.max_num_active_reqs = seqs
         self.max_num_scheduled_tokens = 4096
         self.requests: dict[str, FakeRequest] = {}
 

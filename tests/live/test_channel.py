@@ -208,8 +208,8 @@ def _hold(host: PlainHost) -> Callable[[], None]:
 def test_logs_of_all_cores_come_as_one(channel: LiveChannel, hosts: list[PlainHost]) -> None:
     """One head line, then the steps of every core."""
     _ask(channel, wanted(), telemetry_steps=10)
-    _ask(channel, None, expected=wanted(), reset_prefix_cache=False)
-    lines = channel.iterations().decode().splitlines()
+    answers = _ask(channel, None, expected=wanted(), reset_prefix_cache=False)
+    lines = channel.iterations(answers).csv.decode().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("start_s,elapsed_s,prefill_tokens,decode_seqs,kv_tokens")
     assert hosts[0].now.max_num_active_seqs == 8

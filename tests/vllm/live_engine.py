@@ -17,7 +17,7 @@ from tuner.engines.resolve import vllm_command
 from tuner.fleet.worker import worker_environment
 from tuner.load import ProcessMeter
 from tuner.probe import drive_probe
-from tuner.records import EngineConfig, LiveLimits, MeterLimits, TrialSpec
+from tuner.records import EngineConfig, IterationLog, LiveLimits, MeterLimits, TrialSpec
 from tuner.workloads import TrafficClass, Workload
 
 SLO = parse_slo("p50_ttft=60s")
@@ -63,9 +63,9 @@ class Step:
         return self.prefill_tokens + self.decode_seqs
 
 
-def read_steps(log: bytes) -> list[Step]:
+def read_steps(log: IterationLog) -> list[Step]:
     """The log of steps as records."""
-    rows = csv.DictReader(io.StringIO(log.decode()))
+    rows = csv.DictReader(io.StringIO(log.csv.decode()))
     assert rows.fieldnames == [f.name for f in fields(Step)]
     return [
         Step(

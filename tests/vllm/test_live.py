@@ -16,7 +16,7 @@ from tuner.engines.process_engine import ProcessEngine
 from tuner.errors import ControlLost
 from tuner.live.channel import LiveChannel
 from tuner.load import ProcessMeter
-from tuner.records import FailureKind, LiveLimits
+from tuner.records import FailureKind, IterationLog, LiveLimits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 _MANY_STEPS = 100_000
@@ -34,16 +34,18 @@ def _channel(engine: ProcessEngine) -> LiveChannel:
     return channel
 
 
-def _ask(engine: ProcessEngine, wanted: LiveLimits, *, steps: int = _MANY_STEPS) -> None:
-    """Change limits without waiting for an idle engine."""
-    _channel(engine).ask(
+def _ask(engine: ProcessEngine, wanted: LiveLimits) -> IterationLog:
+    """Change limits without waiting for an idle engine; the steps until then."""
+    channel = _channel(engine)
+    answers = channel.ask(
         wanted,
         expected=wanted,
         reset_prefix_cache=False,
-        telemetry_steps=steps,
+        telemetry_steps=_MANY_STEPS,
         timeout_s=30,
         check_alive=lambda: None,
     )
+    return channel.iterations(answers)
 
 
 def test_the_launch_tells_what_it_resolved(engine: ProcessEngine) -> None:
@@ -68,7 +70,10 @@ def test_limits_hold_at_every_step_down_and_up_again(
         drain(engine, SystemClock())
         engine.retune(wanted, telemetry_steps=_MANY_STEPS)
         probe = drive(engine, meter)
-        steps = read_steps(engine.iterations())
+        log = engine.iterations()
+        steps = read_steps(log)
+        assert log.steps == len(steps)
+        assert log.own_share < 0.01
         assert len(steps) > 30
         most_running.append(max(s.running for s in steps))
         most_tokens.append(max(s.tokens for s in steps))
@@ -106,8 +111,7 @@ def test_limits_change_under_load(engine: ProcessEngine, meter: ProcessMeter) ->
         wait_until(lambda: _running(engine) <= 4, "four running")
         _ask(engine, limits(4, 256))
         time.sleep(2)
-        _ask(engine, limits(12, 1024))
-        lowered = read_steps(_channel(engine).iterations())
+        lowered = read_steps(_ask(engine, limits(12, 1024)))
         wait_until(lambda: _running(engine) >= 10, "twelve running again")
     finally:
         load.join()
@@ -156,7 +160,7 @@ def test_what_the_launch_does_not_allow_is_refused(engine: ProcessEngine) -> Non
             engine.retune(wrong, telemetry_steps=0)
         assert lost.value.failure.kind is FailureKind.LIVE_CONTROL_LOST
     engine.retune(limits(8, 512), telemetry_steps=0)
-    assert engine.iterations() == b""
+    assert engine.iterations().csv == b""
 
 
 def test_a_busy_engine_is_not_retuned(engine: ProcessEngine, meter: ProcessMeter) -> None:
@@ -180,4 +184,4 @@ def test_garbage_in_the_channel_is_refused_and_forgotten(engine: ProcessEngine) 
     engine.retune(limits(5, 300), telemetry_steps=0)
     (_channel(engine).directory / "request.json").unlink()
     time.sleep(0.2)
-    assert engine.iterations() == b""
+    assert engine.iterations().csv == b""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tuner.engines.arguments import merged_settings
 from tuner.engines.scrape import Snapshot
-from tuner.records import EngineConfig, EngineInfo, LiveLimits, Settings
+from tuner.records import EngineConfig, EngineInfo, IterationLog, LiveLimits, Settings
 from tuner.workloads import Endpoint, TokenRatios
 
 
@@ -80,7 +80,7 @@ class Engine(Protocol):
         """
         ...
 
-    def iterations(self) -> bytes:
+    def iterations(self) -> IterationLog:
         """The log of steps since the last retuning, after proof that its limits still hold.
 
         Raises:

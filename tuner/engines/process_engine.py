@@ -18,7 +18,7 @@ from tuner.engines.retuning import Retuner
 from tuner.engines.scrape import Snapshot
 from tuner.errors import ControlLost, EngineDied, StartFailed, StopFailed
 from tuner.live.channel import ChannelError, LiveChannel
-from tuner.records import EngineInfo, Failure, FailureKind, LiveLimits
+from tuner.records import EngineInfo, Failure, FailureKind, IterationLog, LiveLimits
 from tuner.workloads import TokenRatios, measure_ratios
 
 _POLL_S = 0.2
@@ -158,7 +158,7 @@ class ProcessEngine:
         with self._losing_control():
             self._retuner.retune(limits, telemetry_steps=telemetry_steps)
 
-    def iterations(self) -> bytes:
+    def iterations(self) -> IterationLog:
         """The log of steps since the last retuning, after proof that its limits still hold.
 
         Raises:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tuner.live.channel import ChannelError, LaunchedFacts, LiveChannel
-from tuner.records import EngineInfo, LiveLimits
+from tuner.live.channel import Answer, ChannelError, LaunchedFacts, LiveChannel
+from tuner.records import EngineInfo, IterationLog, LiveLimits
 
 # The scheduler speaks before the engine is ready, so this is for a slow disk only.
 _FIRST_ANSWER_S = 5.0
@@ -74,16 +74,16 @@ class Retuner:
         self._in_force = wanted
         self._ask(wanted, expected=wanted, is_reset=True, telemetry_steps=telemetry_steps)
 
-    def iterations(self) -> bytes:
+    def iterations(self) -> IterationLog:
         """The log of steps since the last retuning, after proof that its limits still hold.
 
         Raises:
             ChannelError: when they do not, or a core does not answer.
         """
         if self._channel is None or self._in_force is None:
-            return b""
-        self._ask(None, expected=self._in_force, is_reset=False, telemetry_steps=0)
-        return self._channel.iterations()
+            return IterationLog()
+        answers = self._ask(None, expected=self._in_force, is_reset=False, telemetry_steps=0)
+        return self._channel.iterations(answers)
 
     def close(self) -> None:
         """Remove the channel."""
@@ -97,9 +97,9 @@ class Retuner:
         expected: LiveLimits,
         is_reset: bool,
         telemetry_steps: int,
-    ) -> None:
+    ) -> Sequence[Answer]:
         assert self._channel is not None
-        self._channel.ask(
+        return self._channel.ask(
             limits,
             expected=expected,
             reset_prefix_cache=is_reset,

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from tuner.clock import Clock
 from tuner.live import scheduler as scheduler_file
-from tuner.records import LiveLimits
+from tuner.records import IterationLog, LiveLimits
 
 MODULE = "tuner_live_scheduler"
 SCHEDULER_CLASS = f"{MODULE}.LiveScheduler"
@@ -158,15 +158,26 @@ class LiveChannel:
             _check(answer, expected=expected, is_reset_asked=reset_prefix_cache)
         return answers
 
-    def iterations(self) -> bytes:
-        """The log of steps that the last request has ended, all cores one after another."""
+    def iterations(self, answers: Sequence[Answer]) -> IterationLog:
+        """The log of steps that the last request has ended, all cores one after another.
+
+        Args:
+            answers: to that request.
+        """
         found = [
             self.directory / f"steps-{core}-{self._generation - 1}.csv"
             for core in range(self._cores)
         ]
         texts = [path.read_bytes() for path in found if path.exists()]
-        # One head line is enough.
-        return b"".join([*texts[:1], *(t.partition(b"\n")[2] for t in texts[1:])])
+        logs = [a.closed_log for a in answers if a.closed_log is not None]
+        return IterationLog(
+            # One head line is enough.
+            csv=b"".join([*texts[:1], *(t.partition(b"\n")[2] for t in texts[1:])]),
+            steps=sum(log.steps for log in logs),
+            busy_s=sum(log.busy_s for log in logs),
+            own_s=sum(log.own_s for log in logs),
+            problem="; ".join(a.reason for a in answers if a.reason),
+        )
 
     def close(self) -> None:
         """Remove the folder."""
