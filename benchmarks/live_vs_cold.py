@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -31,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from objectives import Metrics, compute_metrics, paired_ratio_interval
 from search_spaces import Value
 from tests.live.hosts import FakeRequest, FakeVllmScheduler
-from tests.vllm.live_engine import SLO, WORKLOAD, drive, launch, vllm_config
+from tests.vllm.live_engine import SLO, drive, launch, vllm_config
 from tests.vllm.toy import config_data
 from tuner.clock import SystemClock
 from tuner.engines import drain
@@ -40,6 +39,7 @@ from tuner.keeper import TELEMETRY_STEPS
 from tuner.live.scheduler import live_class
 from tuner.load import ProcessMeter
 from tuner.records import LiveLimits
+from tuner.workloads import TrafficClass, Workload
 
 _ROOT = Path(__file__).parent.parent
 _MODEL = _ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
@@ -48,6 +48,15 @@ _SETTINGS = tuple(
     {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     for seqs in (4, 12, 32)
     for tokens in (128, 512, 2048)
+)
+_WORKLOAD = Workload(
+    name="live-vs-cold",
+    classes=(
+        TrafficClass("short", 0.75, "question", (24, 48), (8, 24)),
+        TrafficClass("long", 0.25, "log", (400, 500), (8, 24)),
+    ),
+    levels=(16,),
+    requests=40,
 )
 _COMPARED = ("output_tokens_per_s", "p95_tpot_ms", "p95_ttft_ms")
 
@@ -121,7 +130,7 @@ def _cold(
 
 def _timed(engine: ProcessEngine, meter: ProcessMeter) -> tuple[Metrics, float]:
     started_s = time.monotonic()
-    metrics = compute_metrics([drive(engine, meter, workload=WORKLOAD)], slo=SLO)
+    metrics = compute_metrics([drive(engine, meter, workload=_WORKLOAD)], slo=SLO)
     return metrics, time.monotonic() - started_s
 
 
@@ -226,14 +235,14 @@ def _run_search(folder: Path, flag: str) -> dict[str, Any]:
         workload={
             "name": "cpu-smoke",
             "levels": [16],
-            "requests": 48,
+            "requests": 32,
             "classes": {
-                "short": {"share": 0.75, "prompt_tokens": [24, 48], "output_tokens": [12, 36]},
+                "short": {"share": 0.75, "prompt_tokens": [24, 48], "output_tokens": [8, 16]},
                 "long": {
                     "share": 0.25,
                     "kind": "log",
-                    "prompt_tokens": [900, 1100],
-                    "output_tokens": [12, 36],
+                    "prompt_tokens": [240, 320],
+                    "output_tokens": [8, 16],
                 },
             },
         },
@@ -303,12 +312,10 @@ def _step_s(scheduler: Any, size: int, steps: int) -> float:
         request = FakeRequest(10)
         request.num_computed_tokens = 10
         scheduler.requests[f"r{number}"] = request
-    output = SimpleNamespace()
     times = []
     for _ in range(steps):
         started_s = time.perf_counter()
-        scheduler.schedule()
-        scheduler.update_from_output(output)
+        scheduler.update_from_output(scheduler.schedule())
         times.append(time.perf_counter() - started_s)
     return median(times)
 

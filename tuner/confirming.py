@@ -74,11 +74,22 @@ class ConfirmationPlan:
         baseline = next((c for c in self._ranked if c.trial == BASELINE), None)
         if baseline is not None:
             self._want_throughput(wanted, cells, [baseline])
-        self._want_throughput(wanted, cells, self._ranked[:_FINALISTS])
+        self._want_throughput(wanted, cells, self._finalists(self._ranked))
         if self._target is not None:
             self._want_latency(wanted, cells)
             wanted.setdefault(BASELINE, set()).add(self._target)
         return self._batch(wanted, cells)
+
+    def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
+        """The first few, by rank; those without a trusted rank do not take the others' places."""
+        places = dict.fromkeys((True, False), _FINALISTS)
+        found = []
+        for candidate in ranked:
+            is_trusted = candidate.trial not in self._unranked
+            if places[is_trusted]:
+                places[is_trusted] -= 1
+                found.append(candidate)
+        return found
 
     def _want_throughput(
         self, wanted: dict[int, set[float]], cells: _Cells, candidates: Sequence[Candidate]
@@ -101,7 +112,7 @@ class ConfirmationPlan:
         # The throughput winner at the target load comes at the price of one more level.
         for trial in list(wanted):
             wanted[trial].add(self._target)
-        for candidate in self._for_latency[:_FINALISTS]:
+        for candidate in self._finalists(self._for_latency):
             if not cells.failed(candidate.trial, self._target):
                 wanted.setdefault(candidate.trial, set()).add(self._target)
                 if candidate.trial not in self._unranked:

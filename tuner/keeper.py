@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class EngineUsage:
         fidelity: how it was measured.
         live: what became of its live plan.
         server_log: what the engines wrote meanwhile.
-        idle_s: how long the kept engine had waited for it.
+        idle_s: how long a kept engine had waited before it was used or replaced.
     """
 
     starts: int = 0
@@ -82,6 +83,8 @@ class EngineKeeper:
         self._launcher = launcher
         self._clock = clock
         self._kept: _Kept | None = None
+        # A worker that is closed may be releasing already.
+        self._releasing = threading.RLock()
 
     @contextmanager
     def lease(
@@ -120,12 +123,13 @@ class EngineKeeper:
         Raises:
             StopFailed: when something of it is left.
         """
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return
-        try:
+        with self._releasing:
+            kept = self._kept
+            if kept is None:
+                return
             kept.engine.stop()
-        finally:
+            # Only now: a stop that failed or was interrupted is tried again by the next release.
+            self._kept = None
             shutil.rmtree(kept.folder, ignore_errors=True)
 
     def _live_engine(
@@ -136,22 +140,43 @@ class EngineKeeper:
         *,
         is_cancelled: Callable[[], bool],
     ) -> _Kept:
-        kept = self._reusable(_key(spec, plan.launch, is_live=True), usage)
-        if kept is None:
-            try:
-                kept = self._launch(spec, plan.launch, usage, is_cancelled=is_cancelled, live=plan)
-            except StartFailed as error:
-                use = _use_after_failed_start(error.failure, spec, plan)
-                if use is None:
-                    raise
-                return self._launch_cold(spec, use, usage, is_cancelled=is_cancelled)
+        kept = self._retuned_kept_engine(spec, plan, usage)
+        if kept is not None:
+            return kept
+        try:
+            kept = self._launch(spec, plan.launch, usage, is_cancelled=is_cancelled, live=plan)
+        except StartFailed as error:
+            use = _use_after_failed_start(error.failure, spec, plan)
+            if use is None:
+                raise
+            return self._launch_cold(spec, use, usage, is_cancelled=is_cancelled)
         if kept.engine.live_problem:
             use = LiveUse(plan.launch, "unsupported", kept.engine.live_problem)
             return self._launch_cold(spec, use, usage, is_cancelled=is_cancelled)
+        self._retune(kept, plan, usage)
+        return kept
+
+    def _retuned_kept_engine(
+        self, spec: TrialSpec, plan: LivePlan, usage: EngineUsage
+    ) -> _Kept | None:
+        """The kept engine with the trial's limits, if it was launched for it and still lives."""
+        kept = self._kept
+        if kept is None or kept.key != _key(spec, plan.launch, is_live=True):
+            return None
+        kept.log_start = _size(kept.log_path)
+        try:
+            kept.engine.check_alive(is_load_over=False)
+            self._retune(kept, plan, usage)
+        except EngineDied:
+            # It died of an earlier trial or of nothing: this one is not to blame.
+            return None
+        usage.idle_s += self._clock.now_s() - kept.idle_since_s
+        return kept
+
+    def _retune(self, kept: _Kept, plan: LivePlan, usage: EngineUsage) -> None:
         usage.fidelity, usage.live = "live", LiveUse(plan.launch, "used")
         drain(kept.engine, self._clock)
         kept.engine.retune(plan.limits, telemetry_steps=TELEMETRY_STEPS)
-        return kept
 
     def _launch_cold(
         self,
@@ -162,21 +187,13 @@ class EngineKeeper:
         is_cancelled: Callable[[], bool],
     ) -> _Kept:
         """Measure cold what cannot be measured live; the record says why."""
-        usage.live = use
-        return self._launch(spec, spec.settings, usage, is_cancelled=is_cancelled)
-
-    def _reusable(self, key: str, usage: EngineUsage) -> _Kept | None:
-        """The kept engine if it was launched like this and still lives."""
-        kept = self._kept
-        if kept is None or kept.key != key:
-            return None
+        usage.fidelity, usage.live = "cold", use
         try:
-            kept.engine.check_alive(is_load_over=False)
-        except EngineDied:
-            return None
-        usage.idle_s = self._clock.now_s() - kept.idle_since_s
-        kept.log_start = _size(kept.log_path)
-        return kept
+            return self._launch(spec, spec.settings, usage, is_cancelled=is_cancelled)
+        except StartFailed:
+            # It does not start this way either, so that was not the live scheduler's fault.
+            usage.live = None
+            raise
 
     def _launch(
         self,
@@ -187,8 +204,10 @@ class EngineKeeper:
         is_cancelled: Callable[[], bool],
         live: LivePlan | None = None,
     ) -> _Kept:
-        self._take_log(usage)
-        self.release()
+        if self._kept is not None:
+            self._take_log(usage)
+            usage.idle_s += self._clock.now_s() - self._kept.idle_since_s
+            self.release()
         usage.starts += 1
         folder = Path(tempfile.mkdtemp(prefix="vllm-slo-tuner-"))
         log_path = folder / _SERVER_LOG
@@ -206,8 +225,10 @@ class EngineKeeper:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         usage.startup_s = engine.startup_s
-        self._kept = _Kept(engine, folder, _key(spec, settings, is_live=live is not None))
-        return self._kept
+        kept = _Kept(engine, folder, _key(spec, settings, is_live=live is not None))
+        kept.idle_since_s = self._clock.now_s()
+        self._kept = kept
+        return kept
 
     def _take_log(self, usage: EngineUsage) -> None:
         """Add what the kept engine wrote since it was leased."""

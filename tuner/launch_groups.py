@@ -35,7 +35,7 @@ LIVE_SETTINGS = frozenset(
     }
 )
 # Options with which limits of a running engine do not mean what they mean at a launch.
-_NOT_LIVE = ("scheduler_cls", "long_prefill_token_threshold_adaptive")
+_NOT_LIVE = ("scheduler_cls", "long_prefill_token_threshold_adaptive", "speculative_config")
 _MOST_KV_DISTORTION = 1.1
 # So many engines that lost their control say that it does not work here.
 _MOST_LOSSES = 3
@@ -80,7 +80,9 @@ class LaunchGroups:
     def plan(self, settings: Settings, records: Sequence[TrialRecord]) -> LivePlan | None:
         """How to measure settings live, given all trials so far; None to measure them cold."""
         wanted = {**settings, **self._engine.fixed}
-        if any(wanted.get(name) for name in _NOT_LIVE) or _is_given_up(records):
+        if any(wanted.get(name) for name in _NOT_LIVE) or self._has_own_scheduler():
+            return None
+        if is_given_up(records):
             return None
         own = LivePlan(dict(settings), None, self._folder)
         facts = _facts(records)
@@ -96,6 +98,11 @@ class LaunchGroups:
             if facts.may_launch(launch_only, launch_size, size):
                 return LivePlan(launch, limits, self._folder)
         return own
+
+    def _has_own_scheduler(self) -> bool:
+        """Whether the user's command names a scheduler class; ours must not replace it."""
+        words = (word.partition("=")[0].replace("_", "-") for word in self._engine.command)
+        return "--scheduler-cls" in words
 
     def _launches(
         self, settings: Settings, launch_only: Settings, size: _Size, facts: _Facts
@@ -145,6 +152,7 @@ class _Facts:
     Attributes:
         default_size: of a launch that names nothing; None while unknown.
         default_chunked: whether chunked prefill is on by default; None while unknown.
+        may_disable_chunking: whether a running engine can switch it off.
         max_model_len: the longest sequence; None while unknown.
         ready: launches that started.
         failed: launches that did not.
@@ -152,6 +160,7 @@ class _Facts:
 
     default_size: _Size | None
     default_chunked: bool | None
+    may_disable_chunking: bool
     max_model_len: int | None
     ready: Sequence[_Launch]
     failed: Sequence[_Launch]
@@ -163,8 +172,8 @@ class _Facts:
         chunked = wanted.get("enable_chunked_prefill", self.default_chunked is not False)
         if not isinstance(chunked, bool):
             return None
-        # Chunking can be switched off in a running engine, never on.
-        if self.default_chunked is (None if not chunked else False):
+        # In a running engine chunking can be switched off, with some models, and never on.
+        if self.default_chunked is False if chunked else not self.may_disable_chunking:
             return None
         tokens = _number(wanted, "max_num_batched_tokens")
         seqs = _number(wanted, "max_num_seqs")
@@ -214,7 +223,7 @@ class _Facts:
 
 
 def _facts(records: Sequence[TrialRecord]) -> _Facts:
-    default_size, default_chunked, max_model_len = None, None, None
+    default_size, default_chunked, may_disable, max_model_len = None, None, False, None
     ready, failed = [], []
     for record in records:
         info = record.engine_info
@@ -230,10 +239,12 @@ def _facts(records: Sequence[TrialRecord]) -> _Facts:
             ready.append(_Launch(_launch_only(launch), size, info.kv_cache_tokens or 0))
             if not launch:
                 default_size, default_chunked = size, info.enable_chunked_prefill
-    return _Facts(default_size, default_chunked, max_model_len, ready, failed)
+                may_disable = bool(info.enable_chunked_prefill and info.may_disable_chunking)
+    return _Facts(default_size, default_chunked, may_disable, max_model_len, ready, failed)
 
 
-def _is_given_up(records: Sequence[TrialRecord]) -> bool:
+def is_given_up(records: Sequence[TrialRecord]) -> bool:
+    """Whether the trials so far have shown that engines cannot be retuned here."""
     states = [r.live.state for r in records if r.live is not None]
     return "unsupported" in states or states.count("lost") >= _MOST_LOSSES
 

@@ -165,12 +165,12 @@ class LiveUse:
     Attributes:
         launch: what the shared engine was launched with.
         state: used, or why the trial was measured cold: the engine cannot be retuned, did not
-            start with that launch, or has lost its control.
+            start with that launch, has lost its control, or failed under load.
         reason: in words, or empty.
     """
 
     launch: Settings
-    state: Literal["used", "unsupported", "not_started", "lost"]
+    state: Literal["used", "unsupported", "not_started", "lost", "failed"]
     reason: str = ""
 
 
@@ -298,6 +298,7 @@ class EngineInfo:
         enable_prefix_caching: likewise.
         max_num_seqs: the limit it was launched with, as its live scheduler tells.
         kv_block_tokens: tokens of one KV cache block, likewise.
+        may_disable_chunking: whether chunked prefill can be switched off live, likewise.
     """
 
     version: str | None = None
@@ -308,6 +309,7 @@ class EngineInfo:
     enable_prefix_caching: bool | None = None
     max_num_seqs: int | None = None
     kv_block_tokens: int | None = None
+    may_disable_chunking: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

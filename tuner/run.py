@@ -86,6 +86,11 @@ def make_plan(config: RunConfig) -> Plan:
         )
     if engine.gpu_ids and options.ray_address is None and gpus > len(engine.gpu_ids):
         problems.append(f"--gpus {gpus}: this machine shows {len(engine.gpu_ids)} GPUs")
+    live_dir = options.engine.live_dir
+    if options.live and live_dir is not None and not live_dir.is_dir():
+        problems.append(
+            f"engine.live_dir: {live_dir} is no folder; make it, and mount it into the container"
+        )
     problems += [
         f"--engine-arg {name}: is also a parameter of space {config.space.name}; remove one of them"
         for name in config.options.engine_arg

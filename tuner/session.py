@@ -78,6 +78,8 @@ class _Job:
     confirmation: Confirmation | None = None
     attempts: int = 1
     lost: LiveUse | None = None
+    engine_starts: int = 0
+    engine_s: float = 0.0
 
 
 class Session:
@@ -226,8 +228,13 @@ class Session:
     def _take(self, completion: Completion) -> None:
         job = self._jobs.pop(completion.spec.number)
         result = completion.result or _lost_result(completion)
-        is_transient = result.failure is not None and not result.failure.kind.is_settings_fault
-        if is_transient and job.attempts < _ATTEMPTS and self._parts.fleet.idle_count:
+        job.engine_starts += result.engine_starts
+        job.engine_s += result.engine_s
+        if (
+            _is_worth_another_try(job, result)
+            and job.attempts < _ATTEMPTS
+            and self._parts.fleet.idle_count
+        ):
             job.attempts += 1
             _go_on_cold(job, result)
             self._tell(
@@ -305,6 +312,8 @@ class Session:
         facts = replace(self._parts.config.space.facts, max_model_len=info.max_model_len)
         if not record.settings and facts.default_max_num_batched_tokens is None:
             facts = replace(facts, default_max_num_batched_tokens=info.max_num_batched_tokens)
+        if not record.settings and facts.default_max_num_seqs is None:
+            facts = replace(facts, default_max_num_seqs=info.max_num_seqs)
         self._parts.search.use_facts(facts)
 
     def _refuse_hopeless(self, record: TrialRecord) -> None:
@@ -346,8 +355,8 @@ def _record(job: _Job, result: TrialResult) -> TrialRecord:
         levels=result.levels,
         command=result.command,
         engine_info=result.engine_info,
-        engine_starts=result.engine_starts,
-        engine_s=result.engine_s,
+        engine_starts=job.engine_starts,
+        engine_s=job.engine_s,
         startup_s=result.startup_s,
         measure_s=result.measure_s,
         worker=result.worker,
@@ -358,13 +367,26 @@ def _record(job: _Job, result: TrialResult) -> TrialRecord:
     )
 
 
+def _is_worth_another_try(job: _Job, result: TrialResult) -> bool:
+    """Whether a failure says nothing about the settings, or was a larger launch's perhaps."""
+    failure, plan = result.failure, job.spec.live
+    if failure is None:
+        return False
+    is_others_launch = (
+        plan is not None and result.fidelity == "live" and plan.launch != job.spec.settings
+    )
+    return not failure.kind.is_settings_fault or is_others_launch
+
+
 def _go_on_cold(job: _Job, result: TrialResult) -> None:
-    """A trial whose engine lost its control is measured on one that needs none."""
+    """A trial whose live engine lost its control, or failed under load, is repeated cold."""
     plan, failure = job.spec.live, result.failure
-    if plan is None or failure is None or failure.kind is not FailureKind.LIVE_CONTROL_LOST:
+    if plan is None or failure is None:
         return
-    job.lost = LiveUse(plan.launch, "lost", failure.message)
-    job.spec = replace(job.spec, live=None)
+    is_lost = failure.kind is FailureKind.LIVE_CONTROL_LOST
+    if is_lost or failure.kind.is_settings_fault:
+        job.lost = LiveUse(plan.launch, "lost" if is_lost else "failed", failure.message)
+        job.spec = replace(job.spec, live=None)
 
 
 def _lost_result(completion: Completion) -> TrialResult:

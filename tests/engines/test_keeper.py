@@ -144,6 +144,45 @@ def test_an_engine_that_died_while_idle_is_replaced(keeper: EngineKeeper, tmp_pa
     assert (usage.starts, usage.fidelity) == (1, "live")
 
 
+def test_an_engine_that_dies_of_the_request_is_replaced(
+    keeper: EngineKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Healthy a moment ago, gone before its acknowledgement: the trial gets a new one."""
+    spec = _spec(simulated(), SMALL, folder=tmp_path)
+    _, pid = _lease(keeper, spec)
+    real = ProcessEngine.retune
+
+    def die_once(engine: ProcessEngine, *args: object, **kwargs: object) -> None:
+        if engine.pid == pid:
+            psutil.Process(pid).kill()
+        real(engine, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ProcessEngine, "retune", die_once)
+    usage, second = _lease(keeper, spec)
+    assert (usage.starts, usage.fidelity) == (1, "live")
+    assert second != pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_stop_that_was_interrupted_is_made_up_for(
+    keeper: EngineKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of a release: the next one stops the engine after all."""
+    _, pid = _lease(keeper, _spec(simulated(), SMALL, folder=tmp_path))
+
+    def interrupted(_engine: ProcessEngine) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessEngine, "stop", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            keeper.release()
+    assert psutil.pid_exists(pid)
+    keeper.release()
+    assert not psutil.pid_exists(pid)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_trial_takes_its_engine_with_it(keeper: EngineKeeper, tmp_path: Path) -> None:
     """After a failure nobody knows what the engine still does: the next trial starts a new one."""
     spec = _spec(simulated(), SMALL, folder=tmp_path)

@@ -26,6 +26,7 @@ from tuner.records import (
     EngineInfo,
     Failure,
     FailureKind,
+    Fidelity,
     LevelResult,
     LiveUse,
     Outcome,
@@ -40,6 +41,15 @@ from tuner.workloads import RequestPlan, fallback_ratios
 
 Sabotage = Callable[[TrialSpec, int], Failure | None]
 _START_S = 60.0
+_UNDER_LOAD = frozenset(
+    {
+        FailureKind.CRASH_UNDER_LOAD,
+        FailureKind.HANG_UNDER_LOAD,
+        FailureKind.OUT_OF_MEMORY_UNDER_LOAD,
+        FailureKind.REQUEST_ERRORS,
+        FailureKind.LIVE_CONTROL_LOST,
+    }
+)
 
 
 class VirtualClock:
@@ -149,8 +159,8 @@ class VirtualFleet:
             measure_s=measure_s,
             worker=worker,
             artifacts={REQUESTS_LOG: log},
-            fidelity="cold" if spec.live is None else "live",
-            live=None if spec.live is None else LiveUse(spec.live.launch, "used"),
+            fidelity=_fidelity(spec, failure),
+            live=_live_use(spec, failure),
         )
 
     def _is_kept(self, spec: TrialSpec, worker: str) -> bool:
@@ -162,6 +172,18 @@ class VirtualFleet:
         else:
             self._kept[worker] = key
         return is_kept
+
+
+def _fidelity(spec: TrialSpec, failure: Failure | None) -> Fidelity:
+    """As the keeper has it: live from the moment an engine was retuned."""
+    has_started = failure is None or failure.kind in _UNDER_LOAD
+    return "live" if spec.live is not None and has_started else "cold"
+
+
+def _live_use(spec: TrialSpec, failure: Failure | None) -> LiveUse | None:
+    if spec.live is None or _fidelity(spec, failure) == "cold":
+        return None
+    return LiveUse(spec.live.launch, "used")
 
 
 def _setup(spec: TrialSpec) -> EngineSetup:

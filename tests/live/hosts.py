@@ -29,6 +29,7 @@ class PlainHost:
     def __init__(self) -> None:
         self.now = LAUNCHED
         self.busy = 0
+        self.is_cache_held = False
         self.resets = 0
         self.sets_wrong = False
 
@@ -46,7 +47,7 @@ class PlainHost:
 
     def reset_prefix_cache(self) -> bool:
         self.resets += 1
-        return not self.busy
+        return not self.is_cache_held
 
 
 class FakeRequest:

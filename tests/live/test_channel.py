@@ -107,8 +107,24 @@ def test_a_prefix_cache_that_stays_full_is_an_error(
     channel: LiveChannel, hosts: list[PlainHost]
 ) -> None:
     """Requests of the last measurement would warm up the next one."""
+    hosts[0].is_cache_held = True
+    with pytest.raises(ChannelError, match="core 0 could not empty its prefix cache"):
+        _ask(channel, wanted())
+    hosts[0].is_cache_held = False
     hosts[1].busy = 1
-    with pytest.raises(ChannelError, match="core 1 could not empty its prefix cache"):
+    with pytest.raises(ChannelError, match="core 1 still has 1 requests"):
+        _ask(channel, wanted())
+
+
+def test_more_cores_than_expected_must_all_answer(
+    channel: LiveChannel, hosts: list[PlainHost]
+) -> None:
+    """A command that asks for data parallelism by itself: whoever answers first is asked always."""
+    third = PlainHost()
+    LiveControl(third, directory=channel.directory, core=2)
+    assert len(channel.first_answers(timeout_s=5)) == 3
+    third.busy = 1
+    with pytest.raises(ChannelError, match="core 2 still has 1 requests"):
         _ask(channel, wanted())
 
 

@@ -193,8 +193,8 @@ def test_the_log_of_a_generation_is_written_when_the_next_one_comes(
     _request(tmp_path, 1, limits(), telemetry_steps=10)
     control.poll()
     assert control.steps is not None
-    control.steps.scheduled(1.0, NO_WORK)
-    control.steps.finished(1.5, has_more=False)
+    control.steps.scheduled("step", 1.0, NO_WORK)
+    control.steps.finished("step", 1.5, has_more=False)
     _request(tmp_path, 2, None)
     control.poll()
     assert control.steps is None
@@ -206,17 +206,42 @@ def test_the_log_of_a_generation_is_written_when_the_next_one_comes(
 def test_times_of_a_busy_engine_add_up_and_idle_time_counts_nowhere() -> None:
     """A step is timed from the last output while requests are left, else from its schedule."""
     log = StepLog(100)
-    log.scheduled(10.0, NO_WORK)
-    log.finished(10.2, has_more=True)
-    log.scheduled(10.25, NO_WORK)  # 50 ms between output and next schedule belong to the step
-    log.finished(10.5, has_more=False)
-    log.scheduled(20.0, NO_WORK)  # idle until here
-    log.scheduled(20.01, NO_WORK)  # scheduled ahead, as async scheduling does
-    log.finished(20.1, has_more=True)
-    log.finished(20.3, has_more=False)
+    one, two, three, four = object(), object(), object(), object()
+    log.scheduled(one, 10.0, NO_WORK)
+    log.finished(one, 10.2, has_more=True)
+    log.scheduled(two, 10.25, NO_WORK)  # 50 ms since the last output belong to the step
+    log.finished(two, 10.5, has_more=False)
+    log.scheduled(three, 20.0, NO_WORK)  # idle until here
+    log.scheduled(four, 20.01, NO_WORK)  # scheduled ahead, as async scheduling does
+    log.finished(three, 20.1, has_more=True)
+    log.finished(four, 20.3, has_more=False)
     elapsed = [float(line.split(",")[1]) for line in log.text().splitlines()[1:]]
     assert elapsed == pytest.approx([0.2, 0.3, 0.1, 0.2])
     assert log.busy_s == pytest.approx(0.8)
+
+
+def test_a_step_without_work_shifts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With async scheduling an empty batch may come between: each output finds its own step."""
+    scheduler = _live_scheduler(tmp_path, monkeypatch, FakeVllmScheduler)
+    control = scheduler.live_control
+    _request(tmp_path, 1, limits(), telemetry_steps=100)
+    control.poll()
+    scheduler.add_request("a", 7)
+    last = scheduler.schedule()
+    scheduler.finish_requests("a")
+    empty = scheduler.schedule()
+    scheduler.add_request("b", 20)
+    scheduler.update_from_output(last)
+    first = scheduler.schedule()
+    scheduler.update_from_output(empty)
+    scheduler.update_from_output(first)
+    _request(tmp_path, 2, None)
+    control.poll()
+    rows = [line.split(",") for line in (tmp_path / "steps-0-1.csv").read_text().split()[1:]]
+    assert [row[2] for row in rows] == ["7", "20"]
+    assert _answer(tmp_path)["closed_log"]["steps"] == 2
 
 
 @given(st.integers(min_value=2, max_value=50), st.integers(min_value=0, max_value=2000))
@@ -224,8 +249,9 @@ def test_a_log_is_bounded_and_spread_over_the_whole_time(max_rows: int, steps: i
     """However many steps: at most so many rows, from the first step to nearly the last."""
     log = StepLog(max_rows)
     for i in range(steps):
-        log.scheduled(float(i), NO_WORK)
-        log.finished(i + 0.5, has_more=False)
+        step = object()
+        log.scheduled(step, float(i), NO_WORK)
+        log.finished(step, i + 0.5, has_more=False)
     starts = [float(line.split(",")[0]) for line in log.text().splitlines()[1:]]
     assert len(starts) <= max_rows
     assert log.steps == steps
@@ -250,7 +276,7 @@ def test_without_its_variable_the_class_does_nothing(monkeypatch: pytest.MonkeyP
     assert scheduler.live_control is None
     scheduler.add_request("a", 10)
     assert scheduler.schedule().num_scheduled_tokens == {"a": 10}
-    assert scheduler.update_from_output() == {}
+    assert scheduler.update_from_output(None) == {}
     scheduler.finish_requests("a")
 
 
@@ -268,8 +294,7 @@ def test_the_class_sets_what_vllm_reads_and_logs_every_step(
     for name, tokens in (("a", 90), ("b", 30), ("c", 5)):
         scheduler.add_request(name, tokens)
     for _ in range(3):
-        scheduler.schedule()
-        scheduler.update_from_output()
+        scheduler.update_from_output(scheduler.schedule())
     _request(tmp_path, 2, None)
     control.poll()
     rows = [line.split(",")[2:] for line in (tmp_path / "steps-0-1.csv").read_text().split()[1:]]
@@ -336,6 +361,31 @@ def test_an_attribute_of_another_meaning_is_unsupported(
 
     _live_scheduler(tmp_path, monkeypatch, Unread)
     assert "does not read max_num_active_reqs" in _answer(tmp_path)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"num_spec_tokens": 2}, "speculative decoding"),
+        ({"long_prefill_token_threshold_adaptive": True}, "adaptive"),
+    ],
+)
+def test_what_follows_the_launched_budget_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], word: str
+) -> None:
+    """Where a lower limit would not mean what a lower launch means, nothing is retuned."""
+
+    class Changed(FakeVllmScheduler):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            for name, value in change.items():
+                holder = self if hasattr(self, name) else self.scheduler_config
+                setattr(holder, name, value)
+
+    _live_scheduler(tmp_path, monkeypatch, Changed)
+    answer = _answer(tmp_path)
+    assert answer["state"] == "unsupported"
+    assert word in answer["reason"]
 
 
 def test_a_log_that_fails_ends_the_log_and_not_the_engine(

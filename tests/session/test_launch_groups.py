@@ -27,6 +27,7 @@ def _trial(
     tokens: int | None = 8192,
     kv_tokens: int = 100_000,
     chunked: bool = True,
+    may_disable: bool = True,
     use: LiveUse | None = None,
 ) -> TrialRecord:
     """A trial that ran on an engine launched like this."""
@@ -40,6 +41,7 @@ def _trial(
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             enable_chunked_prefill=chunked,
+            may_disable_chunking=may_disable,
         ),
     )
 
@@ -143,12 +145,13 @@ def test_all_six_limits_are_resolved() -> None:
 
 
 def test_chunking_is_switched_off_only_where_it_is_known_to_be_on() -> None:
-    """Unknown, or off by default: the setting has its own launch."""
+    """Unknown, off by default, or a model that needs it: the setting has its own launch."""
     off = {"max_num_seqs": 8, "max_num_batched_tokens": 16384, "enable_chunked_prefill": False}
     on = {**off, "enable_chunked_prefill": True}
     never = _trial({}, chunked=False)
     assert _launch(_groups().plan(off, [])) == off
     assert _launch(_groups().plan(on, [never])) == on
+    assert _launch(_groups().plan(off, [_trial({}, may_disable=False)])) == off
     assert _launch(_groups().plan(off, [DEFAULTS])) != off
 
 
@@ -157,7 +160,11 @@ def test_options_that_limits_do_not_follow_are_measured_cold() -> None:
     settings: dict[str, Value] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
     adaptive = _groups(long_prefill_token_threshold_adaptive=True)
     assert adaptive.plan(settings, [DEFAULTS]) is None
+    assert _groups(speculative_config='{"method": "ngram"}').plan(settings, [DEFAULTS]) is None
     assert _groups(scheduler_cls="mine.Scheduler").plan(settings, [DEFAULTS]) is None
+    engine = EngineConfig("vllm", "m", ("vllm", "serve", "--scheduler-cls=mine.Scheduler"))
+    in_command = LaunchGroups(SPACE, engine=engine, folder="/run/live")
+    assert in_command.plan(settings, [DEFAULTS]) is None
 
 
 def test_an_engine_that_cannot_be_retuned_ends_live_planning() -> None:

@@ -64,6 +64,32 @@ def test_a_trial_that_lost_its_control_is_measured_cold(tmp_path: Path) -> None:
     assert document["verdict"] == "improved"
 
 
+def test_a_live_engine_that_fails_under_load_is_not_the_settings_fault_yet(
+    tmp_path: Path,
+) -> None:
+    """The shared launch is larger than the setting's own: only a cold failure counts."""
+
+    def crash(spec: TrialSpec, _attempt: int) -> Failure | None:
+        is_shared = spec.live is not None and spec.live.launch != spec.settings
+        is_hit = spec.number == 4 and is_shared
+        return Failure(FailureKind.OUT_OF_MEMORY_UNDER_LOAD, "OOM") if is_hit else None
+
+    run = VirtualRun(make_config(tmp_path), workers=1, sabotage=crash)
+    document = run.run()
+    trial = document["trials"][4]
+    assert (trial["outcome"], trial["fidelity"]) == ("measured", "cold")
+    assert trial["live"]["state"] == "failed"
+    assert trial["engine_starts"] == 2, "both attempts cost a start"
+    assert any("its live engine failed: OOM" in w for w in document["warnings"])
+    assert sum(t["fidelity"] == "live" for t in document["trials"]) == 9
+
+
+def test_one_replicate_cannot_compare_live_and_cold(tmp_path: Path) -> None:
+    """Without a spread nothing is contradicted, and the report says so."""
+    document = VirtualRun(make_config(tmp_path, confirm={"replicates": 1})).run()
+    assert any("were not compared" in w for w in document["warnings"])
+
+
 def test_workers_get_trials_of_the_launch_they_keep(tmp_path: Path) -> None:
     """Two workers: each starts the space's launch once, whoever gets the trials."""
     document = VirtualRun(make_config(tmp_path), workers=2).run()

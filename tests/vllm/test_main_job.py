@@ -50,13 +50,15 @@ def _leftovers(model: Path) -> list[str]:
 
 
 def test_an_slo_that_holds_ends_with_two_commands(tmp_path: Path, own_model: Path) -> None:
-    """Three trials on real engines under Ray, exit 0, two confirmed commands, nothing left."""
+    """Three trials on one real engine under Ray, two commands confirmed cold, nothing left."""
     code, document, progress = _tune(tmp_path, config_data(own_model))
     assert code == 0, progress
     assert document["engine"]["kind"] == "vllm"
     assert document["engine"]["simulated"] is False
     assert [t["outcome"] for t in document["trials"]] == ["measured"] * 3, progress
-    assert document["cost"]["engine_starts"] >= 4
+    assert [t["fidelity"] for t in document["trials"]] == ["live"] * 3
+    assert [t["engine_starts"] for t in document["trials"]] == [1, 0, 0]
+    assert {(c["fidelity"], c["engine_starts"]) for c in document["confirmations"]} == {("cold", 1)}
     for policy in ("throughput_first", "latency_first"):
         found = document["recommendations"][policy]
         assert found["confirmed"] is True

@@ -56,6 +56,7 @@ class Retuner:
             info,
             kv_cache_tokens=launched.kv_blocks * launched.kv_block_tokens,
             kv_block_tokens=launched.kv_block_tokens,
+            may_disable_chunking=launched.may_disable_chunking,
             max_num_seqs=resolved["max_num_seqs"],
             max_num_batched_tokens=resolved["max_num_batched_tokens"],
             enable_chunked_prefill=bool(resolved["enable_chunked_prefill"]),

@@ -121,18 +121,23 @@ class RayFleet:
         return [self._completion(reference) for reference in ready]
 
     def release_engines(self) -> None:
-        """Stop the engines that idle workers keep between trials.
+        """Stop the engines that idle workers keep between trials; a dead worker leaves the fleet.
 
         Raises:
-            InfrastructureError: when a worker cannot.
+            StopFailed: when something of one is left.
+            InfrastructureError: when a worker does not answer.
         """
         self._placement.forget()
-        actors = [self._members[name].actor for name in self._idle()]
-        try:
-            ray.get([a.release_engine.remote() for a in actors], timeout=_CLOSE_TIMEOUT_S)
-        except (GetTimeoutError, RayActorError, RayTaskError) as error:
-            reason = _first_line(error)
-            raise InfrastructureError(f"a worker did not stop its engine: {reason}") from error
+        asked = {n: self._members[n].actor.release_engine.remote() for n in self._idle()}
+        for name, reference in asked.items():
+            try:
+                ray.get(reference, timeout=_CLOSE_TIMEOUT_S)
+            except RayActorError:
+                del self._members[name]
+            except RayTaskError as error:
+                raise _cause_of(error) from error
+            except GetTimeoutError as error:
+                raise InfrastructureError(f"{name} did not stop its engine in time") from error
 
     def close(self) -> None:
         """Stop what runs, wait until it is cleaned up, end the actors."""
@@ -140,12 +145,12 @@ class RayFleet:
             member.actor.cancel.remote()
         if self._running:
             ray.wait(list(self._running), num_returns=len(self._running), timeout=_CLOSE_TIMEOUT_S)
-        closed = [member.actor.close.remote() for member in self._members.values()]
-        if closed:
-            ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_TIMEOUT_S)
+        failures = [f for f in map(_failure_to_close, self._members.values()) if f is not None]
         for member in self._members.values():
             ray.kill(member.actor)
         self._disconnect()
+        if failures:
+            raise failures[0]
 
     def _completion(self, reference: Any) -> Completion:
         name, spec = self._running.pop(reference)
@@ -155,10 +160,10 @@ class RayFleet:
             del self._members[name]
             return Completion(spec, name, None, f"{name} was lost: {_first_line(error)}")
         except RayTaskError as error:
-            cause = error.cause
+            cause = _cause_of(error)
             if isinstance(cause, Cancelled):
                 return Completion(spec, name, None, str(cause))
-            raise cause if isinstance(cause, Exception) else error from error
+            raise cause from error
         return Completion(spec, name, result)
 
     def _idle(self) -> list[str]:
@@ -168,6 +173,22 @@ class RayFleet:
     def _disconnect(self) -> None:
         if self._started_ray:
             ray.shutdown()
+
+
+def _failure_to_close(member: _Member) -> Exception | None:
+    """Let a worker stop its engine and meter; what was left is told after all had their turn."""
+    try:
+        ray.get(member.actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)
+    except RayTaskError as error:
+        return _cause_of(error)
+    except (RayActorError, GetTimeoutError):
+        return None
+    return None
+
+
+def _cause_of(error: RayTaskError) -> Exception:
+    """What the worker raised."""
+    return error.cause if isinstance(error.cause, Exception) else error
 
 
 def _connect(address: str | None, *, logical_gpus: int | None) -> bool:

@@ -100,7 +100,11 @@ class LiveChannel:
         self._cores = cores
         self._clock = clock
         self._generation = 0
-        shutil.copyfile(scheduler_file.__file__, self.directory / f"{MODULE}.py")
+        try:
+            shutil.copyfile(scheduler_file.__file__, self.directory / f"{MODULE}.py")
+        except OSError:
+            self.close()
+            raise
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """What the engine's environment needs on top of the given one."""
@@ -116,6 +120,8 @@ class LiveChannel:
         Raises:
             ChannelError: when one is silent.
         """
+        # More cores than expected: the command itself asks for data parallelism.
+        self._cores = max(self._cores, len(list(self.directory.glob("answer-*.json"))))
         return self._wait(timeout_s=timeout_s, check_alive=lambda: None)
 
     def ask(
@@ -163,12 +169,15 @@ class LiveChannel:
 
         Args:
             answers: to that request.
+
+        Raises:
+            ChannelError: when it cannot be read.
         """
         found = [
             self.directory / f"steps-{core}-{self._generation - 1}.csv"
             for core in range(self._cores)
         ]
-        texts = [path.read_bytes() for path in found if path.exists()]
+        texts = [_taken(path) for path in found if path.exists()]
         logs = [a.closed_log for a in answers if a.closed_log is not None]
         return IterationLog(
             # One head line is enough.
@@ -220,11 +229,23 @@ class LiveChannel:
             raise ChannelError(f"{path} is no answer: {error}") from error
 
 
+def _taken(path: Path) -> bytes:
+    """A file's content; the file is gone afterwards."""
+    try:
+        content = path.read_bytes()
+        path.unlink()
+    except OSError as error:
+        raise ChannelError(f"cannot read {path}: {error.strerror}") from error
+    return content
+
+
 def _check(answer: Answer, *, expected: LiveLimits, is_reset_asked: bool) -> None:
     core = f"engine core {answer.core}"
     if answer.state != "applied":
         raise ChannelError(f"{core}: {answer.state}: {answer.reason}")
     if answer.limits != expected:
         raise ChannelError(f"{core} runs with {answer.limits}, asked for was {expected}")
+    if is_reset_asked and answer.unfinished:
+        raise ChannelError(f"{core} still has {answer.unfinished} requests")
     if is_reset_asked and answer.prefix_cache_reset is not True:
         raise ChannelError(f"{core} could not empty its prefix cache")

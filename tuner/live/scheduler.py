@@ -20,7 +20,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -131,7 +130,7 @@ class StepLog:
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max(2, max_rows)
         self._rows: list[tuple[float, ...]] = []
-        self._pending: deque[tuple[float, Work]] = deque()
+        self._pending: dict[int, tuple[object, float, Work]] = {}
         self._stride = 1
         self._last_output_s = 0.0
         self._was_busy = False
@@ -139,15 +138,15 @@ class StepLog:
         self.busy_s = 0.0
         self.own_s = 0.0
 
-    def scheduled(self, start_s: float, work: Work) -> None:
-        """A step with work was scheduled."""
-        self._pending.append((start_s, work))
+    def scheduled(self, step: object, start_s: float, work: Work) -> None:
+        """A step with work was scheduled; the object comes back with its output."""
+        self._pending[id(step)] = (step, start_s, work)
 
-    def finished(self, end_s: float, *, has_more: bool) -> None:
-        """The oldest scheduled step has its output; whether any request is left."""
-        if not self._pending:
-            return  # it was scheduled before this log began
-        start_s, work = self._pending.popleft()
+    def finished(self, step: object, end_s: float, *, has_more: bool) -> None:
+        """A scheduled step has its output; whether any request is left."""
+        if id(step) not in self._pending:
+            return  # without work, or scheduled before this log began
+        _, start_s, work = self._pending.pop(id(step))
         if self._was_busy:
             start_s = self._last_output_s
         elapsed_s = end_s - start_s
@@ -367,6 +366,8 @@ class VllmHost:
                 return "max_num_scheduled_tokens is not the token budget"
             if getattr(config, "long_prefill_token_threshold_adaptive", False):
                 return "long_prefill_token_threshold_adaptive follows the launched token budget"
+            if scheduler.num_spec_tokens:
+                return "speculative decoding spends the launched token budget, whatever the limit"
             self.launched()
             self.unfinished()
             _work(scheduler, {}, preemptions=0)
@@ -436,6 +437,10 @@ def LiveScheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: N802 - vLLM takes 
     """The scheduler that vLLM would choose by itself, with a control beside it."""
     config = copy.copy(kwargs["vllm_config"].scheduler_config)
     config.scheduler_cls = None
+    if getattr(kwargs["vllm_config"], "diffusion_config", None) is not None:
+        # vLLM chooses this one earlier, and only where nobody else named a class.
+        kind = "DiffusionAsyncScheduler" if config.async_scheduling else "DiffusionScheduler"
+        config.scheduler_cls = f"vllm.v1.core.sched.diffusion_scheduler.{kind}"
     return live_class(config.get_scheduler_cls())(*args, **kwargs)
 
 
@@ -462,15 +467,15 @@ def live_class(base: Any) -> Any:
                     _note_scheduled(control, self, output, start_s)
                 return output
 
-        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             control = self.live_control
             if control is None:
-                return super().update_from_output(*args, **kwargs)
+                return super().update_from_output(scheduler_output, *args, **kwargs)
             with control.lock:
                 end_s = time.monotonic()
-                result = super().update_from_output(*args, **kwargs)
+                result = super().update_from_output(scheduler_output, *args, **kwargs)
                 if control.steps is not None:
-                    _note_finished(control, self, end_s)
+                    _note_finished(control, self, scheduler_output, end_s)
                 return result
 
         def add_request(self, *args: Any, **kwargs: Any) -> Any:
@@ -514,18 +519,18 @@ def _note_scheduled(control: LiveControl, scheduler: Any, output: Any, start_s: 
         work = _work(
             scheduler, output.num_scheduled_tokens, preemptions=len(preempted) if preempted else 0
         )
-        log.scheduled(start_s, work)
+        log.scheduled(output, start_s, work)
     except Exception as error:  # noqa: BLE001 - a log must never end an engine
         control.give_up(error)
     log.own_s += time.perf_counter() - begin_s
 
 
-def _note_finished(control: LiveControl, scheduler: Any, end_s: float) -> None:
+def _note_finished(control: LiveControl, scheduler: Any, output: Any, end_s: float) -> None:
     log = control.steps
     assert log is not None
     begin_s = time.perf_counter()
     try:
-        log.finished(end_s, has_more=sum(scheduler.get_request_counts()) > 0)
+        log.finished(output, end_s, has_more=sum(scheduler.get_request_counts()) > 0)
     except Exception as error:  # noqa: BLE001 - a log must never end an engine
         control.give_up(error)
     log.own_s += time.perf_counter() - begin_s

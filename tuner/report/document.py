@@ -358,7 +358,7 @@ def _warnings(given: ReportInput) -> list[str]:
     if not given.is_complete:
         warnings.append("the run was interrupted before its end; `tune resume` goes on with it")
     warnings += [d.text for d in disagreements(given.records, given.confirmations)]
-    warnings += live_warnings(given.records)
+    warnings += live_warnings(given.records, given.confirmations)
     for record in (*given.records, *given.confirmations):
         name = f"trial {record.number}"
         if record.of_trial is not None:

@@ -82,7 +82,7 @@ def cost_text(document: Mapping[str, Any]) -> str:
 def saving_text(document: Mapping[str, Any]) -> str:
     """What live retuning saved; empty where it saved nothing."""
     live = document["cost"].get("live")
-    if not live or not live["trials_without_start"]:
+    if not live or not live["saved_engine_s"]:
         return ""
     return (
         f"live retuning: {live['search_engine_starts']} engine starts for "

@@ -177,7 +177,7 @@ class RealTimeEngine:
                 return
             with self._live.lock:
                 events = self.scheduler.complete(plan)
-                self._live.note_finished(self.scheduler, self._loop.time())
+                self._live.note_finished(plan, self.scheduler, self._loop.time())
             self._deliver(events, plan)
             if lag_s > _GIVE_UP_S:
                 end_s = self._loop.time()

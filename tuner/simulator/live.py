@@ -74,12 +74,12 @@ class LiveSide:
             stats.n_waiting,
             len(plan.preempted),
         )
-        self._control.steps.scheduled(start_s, work)
+        self._control.steps.scheduled(plan, start_s, work)
 
-    def note_finished(self, scheduler: Scheduler, end_s: float) -> None:
+    def note_finished(self, plan: StepPlan, scheduler: Scheduler, end_s: float) -> None:
         """Log that the step has its output."""
         if self._control is not None and self._control.steps is not None:
-            self._control.steps.finished(end_s, has_more=scheduler.has_work)
+            self._control.steps.finished(plan, end_s, has_more=scheduler.has_work)
 
 
 class _SimulatedHost:
