@@ -234,8 +234,8 @@ def _run_search(folder: Path, flag: str) -> dict[str, Any]:
         sampler="random",
         workload={
             "name": "cpu-smoke",
-            "levels": [16],
-            "requests": 32,
+            "levels": [8],
+            "requests": 24,
             "classes": {
                 "short": {"share": 0.75, "prompt_tokens": [24, 48], "output_tokens": [8, 16]},
                 "long": {
@@ -248,7 +248,7 @@ def _run_search(folder: Path, flag: str) -> dict[str, Any]:
         },
         space={
             "parameters": {
-                "max_num_seqs": {"choice": [2, 4, 8, 16, 32]},
+                "max_num_seqs": {"choice": [2, 4, 6, 8]},
                 "max_num_batched_tokens": {"choice": [64, 128, 256, 512, 1024, 2048]},
                 "long_prefill_token_threshold": {"choice": [0, 48]},
             }

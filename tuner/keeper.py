@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces import fingerprint
@@ -63,7 +63,7 @@ class _Kept:
     folder: Path
     key: str
     idle_since_s: float = 0.0
-    log_start: int = field(default=0)
+    log_start: int = 0
 
     @property
     def log_path(self) -> Path:
@@ -101,6 +101,8 @@ class EngineKeeper:
             EngineError: when there is none.
             Cancelled: when asked to stop.
         """
+        if self._kept is not None:
+            usage.idle_s = self._clock.now_s() - self._kept.idle_since_s
         try:
             if spec.live is None:
                 kept = self._launch(spec, spec.settings, usage, is_cancelled=is_cancelled)
@@ -170,7 +172,6 @@ class EngineKeeper:
         except EngineDied:
             # It died of an earlier trial or of nothing: this one is not to blame.
             return None
-        usage.idle_s += self._clock.now_s() - kept.idle_since_s
         return kept
 
     def _retune(self, kept: _Kept, plan: LivePlan, usage: EngineUsage) -> None:
@@ -204,10 +205,7 @@ class EngineKeeper:
         is_cancelled: Callable[[], bool],
         live: LivePlan | None = None,
     ) -> _Kept:
-        if self._kept is not None:
-            self._take_log(usage)
-            usage.idle_s += self._clock.now_s() - self._kept.idle_since_s
-            self.release()
+        self.release()
         usage.starts += 1
         folder = Path(tempfile.mkdtemp(prefix="vllm-slo-tuner-"))
         log_path = folder / _SERVER_LOG
@@ -225,10 +223,8 @@ class EngineKeeper:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         usage.startup_s = engine.startup_s
-        kept = _Kept(engine, folder, _key(spec, settings, is_live=live is not None))
-        kept.idle_since_s = self._clock.now_s()
-        self._kept = kept
-        return kept
+        self._kept = _Kept(engine, folder, _key(spec, settings, is_live=live is not None))
+        return self._kept
 
     def _take_log(self, usage: EngineUsage) -> None:
         """Add what the kept engine wrote since it was leased."""

@@ -57,7 +57,7 @@ class ProcessLauncher:
         channel = self._make_channel(request)
         try:
             tree = self._start(request, port=port, proof_name=proof_name, channel=channel)
-        except StartFailed:
+        except BaseException:
             if channel is not None:
                 channel.close()
             raise
