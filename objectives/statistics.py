@@ -98,13 +98,18 @@ class NoiseModel:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[float]]) -> NoiseModel:
-        """Pool the repetitions of each setting; values must be positive."""
+        """Pool the repetitions of each setting; values must be positive.
+
+        All settings are repeated on the same seeds, and what a seed does to one it does to the
+        others. So pooling steadies the spread and adds no degrees of freedom: they are those of
+        one setting, the number of its seeds less one.
+        """
         logs = [np.log(np.asarray(g, dtype=float)) for g in groups if len(g) >= 2]
-        freedom = sum(len(g) - 1 for g in logs)
-        if not freedom:
+        if not logs:
             return cls(None, 0)
         squares = sum(float(np.sum((g - np.mean(g)) ** 2)) for g in logs)
-        return cls(math.sqrt(squares / freedom), freedom)
+        sd = math.sqrt(squares / sum(len(g) - 1 for g in logs))
+        return cls(sd, max(len(g) for g in logs) - 1)
 
     def excludes(
         self,
