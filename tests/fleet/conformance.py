@@ -165,6 +165,17 @@ def busy(engine: Started) -> bool:
     return snapshot is not None and bool(snapshot.running)
 
 
+def _meters(engine: Started) -> list[psutil.Process]:
+    """The load generators of the worker that started the engine."""
+    family = psutil.Process(engine.parent).children(recursive=True)
+    found = []
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            if "tuner.load.process" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 class FleetConformance:
     """The port's promises, whoever the workers are."""
 
@@ -292,9 +303,8 @@ class FleetConformance:
         with self.open() as fleet:
             fleet.submit(make_spec(0, notes, output_tokens=20_000))
             [engine] = notes.wait_for()
-            wait_until(lambda: busy(engine), "requests in the engine")
-            family = psutil.Process(engine.parent).children(recursive=True)
-            meters = [p for p in family if "tuner.load.process" in " ".join(p.cmdline())]
-            assert meters
+            # Without the meter it is only the completion that proves the engine ready.
+            wait_until(lambda: bool(_meters(engine)) and busy(engine), "requests in the engine")
+            meters = _meters(engine)
         assert_gone([engine])
         assert all(is_gone(meter) for meter in meters)
