@@ -233,6 +233,7 @@ def test_every_kind_says_whose_fault_it_is(kind: Kind) -> None:
         Kind.MEMORY_IN_USE,
         Kind.PORT_TAKEN,
         Kind.STOP_FAILED,
+        Kind.LIVE_CONTROL_LOST,
         Kind.METER_FAILED,
         Kind.METER_SATURATED,
         Kind.WORKER_LOST,
