@@ -25,7 +25,7 @@ from tuner.records import Failure, Fidelity, LivePlan, LiveUse, Settings, TrialS
 
 # Steps logged in one trial at most; a longer trial keeps every second step, every fourth, ...
 TELEMETRY_STEPS = 10_000
-_SERVER_LOG = "server.log"
+SERVER_LOG = "server.log"
 _LOG_BYTES = 1024 * 1024
 # A start that dies of the scheduler class says nothing about the settings.
 _CLASS_FAULT = re.compile(
@@ -68,7 +68,7 @@ class _Kept:
     @property
     def log_path(self) -> Path:
         """Where its output goes."""
-        return self.folder / _SERVER_LOG
+        return self.folder / SERVER_LOG
 
 
 class EngineKeeper:
@@ -208,7 +208,7 @@ class EngineKeeper:
         self.release()
         usage.starts += 1
         folder = Path(tempfile.mkdtemp(prefix="vllm-slo-tuner-"))
-        log_path = folder / _SERVER_LOG
+        log_path = folder / SERVER_LOG
         request = LaunchRequest(
             engine=spec.engine,
             settings=settings,

@@ -13,7 +13,7 @@ from objectives import Load, check_slo, compute_metrics, slo_holds, worst_ratio
 from tuner.clock import Clock
 from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
-from tuner.keeper import EngineKeeper, EngineUsage
+from tuner.keeper import SERVER_LOG, EngineKeeper, EngineUsage
 from tuner.level_warnings import iteration_warnings, level_warnings
 from tuner.load import Meter
 from tuner.probe import drive_probe
@@ -30,7 +30,6 @@ from tuner.records import (
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
 from tuner.workloads import TokenRatios
 
-SERVER_LOG = "server.log"
 ITERATIONS_LOG = "iterations.csv"
 
 
