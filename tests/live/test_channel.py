@@ -164,10 +164,12 @@ def test_a_channel_that_vanished_is_an_error(channel: LiveChannel, hosts: list[P
     assert hosts[0].now == LAUNCHED
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_channel_is_an_error(channel: LiveChannel, hosts: list[PlainHost]) -> None:
     """A folder that became read-only: the request cannot be written."""
     channel.directory.chmod(0o500)
+    if os.access(channel.directory, os.W_OK):
+        channel.directory.chmod(0o700)
+        pytest.skip("this user writes everywhere (root with CAP_DAC_OVERRIDE)")
     try:
         with pytest.raises(ChannelError, match="cannot write"):
             _ask(channel, wanted())
