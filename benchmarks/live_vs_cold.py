@@ -44,10 +44,11 @@ from tuner.workloads import TrafficClass, Workload
 _ROOT = Path(__file__).parent.parent
 _MODEL = _ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
 _TOP: dict[str, Value] = {"max_num_seqs": 32, "max_num_batched_tokens": 2048}
+# Far enough apart that there is a winner: neighbours differ by more than repetitions do.
 _SETTINGS = tuple(
     {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    for seqs in (4, 12, 32)
-    for tokens in (128, 512, 2048)
+    for seqs in (2, 4, 8, 16)
+    for tokens in (64, 1024)
 )
 _WORKLOAD = Workload(
     name="live-vs-cold",
@@ -253,7 +254,7 @@ def _run_search(folder: Path, flag: str) -> dict[str, Any]:
                 "long_prefill_token_threshold": {"choice": [0, 48]},
             }
         },
-        confirm={"replicates": 1},
+        confirm={"replicates": 2},
         runs_dir=str(folder),
         fleet="local",
     )

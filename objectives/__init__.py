@@ -1,5 +1,7 @@
 """What good means: metrics, SLO, statistics and policies; imports nothing of ours."""
 
+from objectives.capacity import Capacity, CapacitySearch, LoadPoint, Score, fit_capacity
+from objectives.certificate import allowed_share, certify
 from objectives.checks import (
     SloCheck,
     check_slo,
@@ -29,16 +31,22 @@ from objectives.records import (
     RequestRecord,
     RequestRole,
 )
+from objectives.sequential import Evidence, SequentialTest
 from objectives.slo import Metric, Slo, SloError, Target, parse_slo
 from objectives.statistics import Interval, NoiseModel, paired_ratio_interval, percentile
+from objectives.steady import grows, is_carried, warm_up_cut
 
 __all__ = [
     "Candidate",
+    "Capacity",
+    "CapacitySearch",
     "EngineCounters",
+    "Evidence",
     "Interval",
     "Level",
     "Load",
     "LoadMode",
+    "LoadPoint",
     "MeterHealth",
     "Metric",
     "Metrics",
@@ -48,13 +56,20 @@ __all__ = [
     "RequestFailure",
     "RequestRecord",
     "RequestRole",
+    "Score",
+    "SequentialTest",
     "Slo",
     "SloCheck",
     "SloError",
     "Target",
+    "allowed_share",
+    "certify",
     "check_slo",
     "choose_target_load",
     "compute_metrics",
+    "fit_capacity",
+    "grows",
+    "is_carried",
     "paired_ratio_interval",
     "pareto_front",
     "parse_slo",
@@ -64,6 +79,7 @@ __all__ = [
     "requests_needed",
     "slo_holds",
     "violation",
+    "warm_up_cut",
     "worst_ratio",
     "worst_ratio_at",
 ]

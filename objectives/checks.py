@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import Metrics, apply_stat, is_good, request_value
+from objectives.metrics import Metrics, apply_stat, is_good, least_value, request_value
 from objectives.records import Probe, RequestRecord
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import (
@@ -31,6 +31,8 @@ class SloCheck:
         high: upper end.
         n: how many values `observed` rests on.
         n_needed: how many the verdict needs.
+        violating: how many requests are on the wrong side of the limit; None where that is no
+            matter of single requests.
     """
 
     target: str
@@ -41,6 +43,7 @@ class SloCheck:
     high: float | None
     n: int
     n_needed: int
+    violating: int | None = None
 
 
 def check_slo(probes: Sequence[Probe], *, slo: Slo, metrics: Metrics) -> tuple[SloCheck, ...]:
@@ -108,23 +111,36 @@ def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck
     needed = _sample_needed(target)
     holds = _latency_verdict(target, values, observed, interval, needed)
     ratio = None if observed is None else observed / target.limit
+    violating = None
+    if target.stat != "mean" and target.metric is not Metric.ITL:
+        violating = sum(value > target.limit for value in values)
     return SloCheck(
-        target.canonical, observed, ratio, holds, interval.low, interval.high, len(values), needed
+        target.canonical,
+        observed,
+        ratio,
+        holds,
+        interval.low,
+        interval.high,
+        len(values),
+        needed,
+        violating,
     )
 
 
 def _latency_values(target: Target, records: Sequence[RequestRecord]) -> list[float]:
     if target.metric is Metric.ITL:
         gaps = [gap for r in records if r.succeeded for gap in r.itl_ms]
-        return gaps + [math.inf] * sum(not r.succeeded for r in records)
-    values: list[float] = []
-    for record in records:
-        value = request_value(record, target.metric, stat=target.stat)
-        if not record.succeeded:
-            values.append(math.inf)
-        elif value is not None:
-            values.append(value)
-    return values
+        return gaps + [math.inf] * sum(r.is_error for r in records)
+    values = [_latency_value(record, target) for record in records]
+    return [value for value in values if value is not None]
+
+
+def _latency_value(record: RequestRecord, target: Target) -> float | None:
+    if record.is_error:
+        return math.inf
+    if not record.succeeded:
+        return least_value(record, target.metric)
+    return request_value(record, target.metric, stat=target.stat)
 
 
 def _latency_interval(values: Sequence[float], stat: str) -> Interval:
@@ -158,7 +174,7 @@ def _latency_verdict(
 
 def _check_share(target: Target, records: Sequence[RequestRecord], *, slo: Slo) -> SloCheck:
     if target.metric is Metric.ERROR_RATE:
-        count = sum(not r.succeeded for r in records)
+        count = sum(r.is_error for r in records)
     else:
         count = sum(is_good(r, slo.latency_targets) for r in records)
     total = len(records)
@@ -175,6 +191,7 @@ def _check_share(target: Target, records: Sequence[RequestRecord], *, slo: Slo) 
         interval.high,
         total,
         needed,
+        violating=count if target.metric is Metric.ERROR_RATE else total - count,
     )
 
 

@@ -82,6 +82,22 @@ def request_value(record: RequestRecord, metric: Metric, *, stat: str | None) ->
     return values[metric](record)
 
 
+def least_value(record: RequestRecord, metric: Metric) -> float | None:
+    """What a request that was stopped in flight would at least have reached, in ms.
+
+    TTFT and E2E run on until it was stopped; TPOT as if all its other tokens came at that moment.
+    """
+    open_ms = (record.end_s - record.scheduled_s) * 1000
+    if metric is Metric.TTFT:
+        return open_ms if record.first_token_s is None else record.ttft_ms
+    if metric is Metric.E2E:
+        return open_ms
+    if metric is Metric.TPOT and record.first_token_s is not None:
+        gaps = record.planned_output_tokens - 1
+        return (record.end_s - record.first_token_s) * 1000 / gaps if gaps > 0 else None
+    return None
+
+
 def apply_stat(values: Sequence[float], stat: str) -> float | None:
     """The statistic named as in the SLO text: `mean`, `max` or `pXX`."""
     if len(values) == 0:
@@ -126,7 +142,7 @@ def _compute(
         **latencies.percentiles(),
         **_rates(probes, slo=slo, belongs=belongs),
         goodput=_share(measured, lambda r: is_good(r, slo.latency_targets)),
-        error_rate=_share(measured, lambda r: not r.succeeded),
+        error_rate=_share(measured, lambda r: r.is_error),
         n_requests=len(measured),
         kv_cache_usage=counters.kv_cache_usage_peak,
         running=counters.running_mean,

@@ -21,6 +21,12 @@ class RequestFailure(Enum):
     WRONG_LENGTH = "wrong_length"
     ABORTED = "aborted"
     NO_TOKENS = "no_tokens"
+    UNFINISHED = "unfinished"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the engine failed; a request that we stopped was late, not wrong."""
+        return self is not RequestFailure.UNFINISHED
 
 
 class RequestRole(Enum):
@@ -71,6 +77,11 @@ class RequestRecord:
     def succeeded(self) -> bool:
         """Whether the stream itself proved a full success."""
         return self.failure is None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the engine failed it."""
+        return self.failure is not None and self.failure.is_error
 
     @property
     def ttft_ms(self) -> float | None:
@@ -178,6 +189,8 @@ class Probe:
         end_s: when the last measured request was done (the drain ends).
         counters: the engine's own view.
         meter: the load generator's own health.
+        stopped_early: why it was ended before its last request, or empty.
+        unsteady: why it was not in steady state, or empty.
     """
 
     load: Load
@@ -188,6 +201,8 @@ class Probe:
     end_s: float
     counters: EngineCounters = field(default_factory=EngineCounters)
     meter: MeterHealth = field(default_factory=MeterHealth)
+    stopped_early: str = ""
+    unsteady: str = ""
 
     @property
     def measured(self) -> tuple[RequestRecord, ...]:

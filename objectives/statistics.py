@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,23 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
         return Interval(None, None)
     centre, half = float(np.mean(values)), _t_half_width(values, confidence)
     return Interval(centre - half, centre + half)
+
+
+def one_sided_bounds(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Bounds of a mean, each holding with the confidence on its own; needs two values.
+
+    `mean -+ t(confidence, R - 1) * sd / sqrt(R)`; together they are the two-sided interval of
+    `2 * confidence - 1`.
+    """
+    return mean_interval(values, confidence=2 * confidence - 1)
+
+
+def isotonic_fit(values: Sequence[float], *, weights: Sequence[float]) -> list[float]:
+    """The best rising fit to values in order, by `scipy.optimize.isotonic_regression`."""
+    fit = optimize.isotonic_regression(
+        np.asarray(values, dtype=float), weights=np.asarray(weights, dtype=float)
+    )
+    return [float(value) for value in fit.x]
 
 
 def share_interval(count: int, total: int, *, confidence: float = 0.95) -> Interval:

@@ -88,7 +88,17 @@ class ConfirmSection(BaseModel):
 
     model_config = _STRICT
 
-    replicates: int = Field(default=3, ge=1, le=100)
+    replicates: int = Field(default=5, ge=2, le=100)
+    requests: int = Field(default=1000, ge=1)
+
+
+class CapacitySection(BaseModel):
+    """How the largest load of a setting is searched for, where the workload names no loads."""
+
+    model_config = _STRICT
+
+    resolution: float = Field(default=0.05, ge=0.005, le=0.5)
+    max_load: float = Field(default=4096.0, ge=1)
 
 
 class ConfigModel(BaseModel):
@@ -122,6 +132,8 @@ class ConfigModel(BaseModel):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     meter: MeterSection = MeterSection()
     confirm: ConfirmSection = ConfirmSection()
+    capacity: CapacitySection = CapacitySection()
+    patience: int | None = Field(default=None, ge=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,74 +1,112 @@
 """Which settings are measured again at the end, at which loads, in which order.
 
-Finalists and baseline are launched cold, exactly as exported, on fresh seeds, replicate by
-replicate side by side, so that drift of the machine meets them all. What fails its confirmation
-is tried at the next lower level that held, then the runner-up takes its place. Where live and cold
+Finalists and baseline are launched cold, exactly as exported, at least twice each, and measured on
+fresh seeds side by side, so that drift of the machine meets them all. What is not certified at a
+load is tried 5 % lower, a few times; then the runner-up takes its place. Where live and cold
 results disagree, the live order is not trusted: the runners-up are measured cold as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives import Candidate, Load, LoadMode, rank_throughput_first
+from objectives import (
+    Candidate,
+    Load,
+    LoadMode,
+    Slo,
+    SloCheck,
+    certify,
+    rank_throughput_first,
+    slo_holds,
+)
 from tuner.agreement import unranked_trials
-from tuner.records import TrialRecord
-from tuner.verdict import BASELINE, latency_ranking, measured_candidates, target_load
+from tuner.records import ProbePoint, TrialRecord
+from tuner.seeds import replicate_seed
+from tuner.verdict import (
+    BASELINE,
+    latency_ranking,
+    measured_candidates,
+    target_load,
+    to_candidate,
+)
 
-# Finalists tried for each policy, and loads tried for one finalist.
+# Finalists tried for each policy.
 _FINALISTS = 3
-_LOADS_EACH = 2
+# A load is lowered by so much, and so often, before the runner-up gets its turn.
+_LOWER = 0.95
+_LOADS_EACH = 4
+# So many replicates that fail outright leave nothing to certify.
+_HOPELESS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """One fresh measurement to make.
+    """Fresh measurements to make on one cold start.
 
     Attributes:
         trial: whose settings.
-        loads: to drive, rising, on one engine start.
-        replicate: which repetition, from 1; it fixes the seed.
+        points: the probes.
+        start: which start of these settings, from 1; starts with one number share their seeds.
     """
 
     trial: int
-    loads: tuple[Load, ...]
-    replicate: int
+    points: tuple[ProbePoint, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationRules:
+    """How finalists are measured again.
+
+    Attributes:
+        slo: what is promised.
+        mode: of the loads.
+        wanted_load: the target load, if the user gave one.
+        replicates: fresh seeds for each setting and load.
+        requests: measured requests of each at least; the tail of a short run is biased low.
+        starts: cold starts that share the seeds out.
+        seed: of the run.
+        is_ladder: whether the search drove given levels, not its own search for the capacity.
+    """
+
+    slo: Slo
+    mode: LoadMode
+    wanted_load: float | None
+    replicates: int
+    requests: int
+    starts: int
+    seed: int
+    is_ladder: bool
 
 
 class ConfirmationPlan:
-    """Plans batch after batch until each policy has a confirmed setting or none is left.
+    """Plans batch after batch until each policy has a certified setting or none is left.
 
     Args:
         records: of the search.
-        wanted_load: the target load, if the user gave one.
-        mode: of the loads.
-        replicates: fresh measurements of each setting.
+        rules: how to measure.
     """
 
-    def __init__(
-        self,
-        records: Sequence[TrialRecord],
-        *,
-        wanted_load: float | None,
-        mode: LoadMode,
-        replicates: int,
-    ) -> None:
+    def __init__(self, records: Sequence[TrialRecord], rules: ConfirmationRules) -> None:
         self._records = records
+        self._rules = rules
         self._unranked: frozenset[int] = frozenset()
-        self._mode = mode
-        self._replicates = replicates
         self._ranked = rank_throughput_first(measured_candidates(records))
-        self._target = target_load(records, wanted=wanted_load, mode=mode) if self._ranked else None
-        self._for_latency = (
-            [] if self._target is None else latency_ranking(records, load=self._target)
-        )
+        self._target = None
+        self._for_latency: list[Candidate] = []
+        if self._ranked:
+            self._target = target_load(records, wanted=rules.wanted_load, mode=rules.mode)
+        if self._target is not None:
+            self._for_latency = latency_ranking(records, load=self._target)
 
     def next_batch(self, done: Sequence[TrialRecord]) -> list[Confirmation]:
         """What to measure next, given all confirmations so far; empty when all is settled."""
         if not self._ranked:
             return []
-        cells = _Cells(done, replicates=self._replicates)
+        cells = _Cells(done, self._rules)
         self._unranked = unranked_trials(self._records, done)
         wanted: dict[int, set[float]] = {}
         baseline = next((c for c in self._ranked if c.trial == BASELINE), None)
@@ -79,6 +117,13 @@ class ConfirmationPlan:
             self._want_latency(wanted, cells)
             wanted.setdefault(BASELINE, set()).add(self._target)
         return self._batch(wanted, cells)
+
+    def is_worthless(self, asked: Confirmation, done: Sequence[TrialRecord]) -> bool:
+        """Whether what was measured since leaves nothing that these probes could still certify."""
+        cells = _Cells(done, self._rules)
+        return asked.trial != BASELINE and all(
+            cells.is_hopeless(asked.trial, point.load.value) for point in asked.points
+        )
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
         """The first few, by rank; those without a trusted rank do not take the others' places."""
@@ -99,7 +144,7 @@ class ConfirmationPlan:
         A candidate whose live results have lost their rank is measured, and so is the next one.
         """
         for candidate in candidates:
-            loads = _held_loads(candidate)[:_LOADS_EACH]
+            loads = published_loads(candidate, self._rules)
             load = next((v for v in loads if not cells.failed(candidate.trial, v)), None)
             if load is None:
                 continue
@@ -120,56 +165,104 @@ class ConfirmationPlan:
 
     def _batch(self, wanted: dict[int, set[float]], cells: _Cells) -> list[Confirmation]:
         batch = []
-        for replicate in range(1, self._replicates + 1):
+        for start in range(1, self._rules.starts + 1):
             for trial in sorted(wanted):
-                missing = sorted(
-                    load for load in wanted[trial] if not cells.has(trial, load, replicate)
-                )
-                if missing and not cells.is_lost(trial, replicate):
-                    loads = tuple(Load(self._mode, load) for load in missing)
-                    batch.append(Confirmation(trial, loads, replicate))
+                rules = self._rules
+                points = [
+                    ProbePoint(Load(rules.mode, load), seed, requests=rules.requests)
+                    for seed in self._seeds(start)
+                    for load in sorted(wanted[trial])
+                    if not cells.has(trial, load, seed)
+                ]
+                if points and start == 1:
+                    points += self._live_repetition(trial, wanted[trial], cells)
+                if points and not cells.is_lost(trial, start):
+                    batch.append(Confirmation(trial, tuple(points), start))
         return batch
+
+    def _live_repetition(self, trial: int, loads: set[float], cells: _Cells) -> list[ProbePoint]:
+        """A live trial's best probe once more, cold and on the same requests.
+
+        A searched capacity is published 5 % lower, so no other cold probe can be compared with it.
+        """
+        record = next(r for r in self._records if r.number == trial)
+        best = to_candidate(record).best_level
+        if self._rules.is_ladder or record.fidelity != "live" or best is None:
+            return []
+        seed = replicate_seed(self._rules.seed, 0)
+        is_new = best.load not in loads and not cells.has(trial, best.load, seed)
+        return [ProbePoint(Load(self._rules.mode, best.load), seed)] if is_new else []
+
+    def _seeds(self, start: int) -> list[int]:
+        rules = self._rules
+        return [
+            replicate_seed(rules.seed, replicate)
+            for replicate in range(start, rules.replicates + 1, rules.starts)
+        ]
+
+
+def published_loads(candidate: Candidate, rules: ConfirmationRules) -> list[float]:
+    """Loads to certify a candidate at, the best first.
+
+    A capacity that was searched for is the edge itself, and a load 5 % below it is what can be
+    promised; a level of a ladder is a load the user named.
+    """
+    best = candidate.best_level
+    if best is None:
+        return []
+    is_integer = rules.mode == "concurrency"
+    first = best.load if rules.is_ladder else _lowered(best.load, is_integer=is_integer)
+    loads = [first]
+    while len(loads) < _LOADS_EACH and loads[-1] > (1 if is_integer else 0):
+        loads.append(_lowered(loads[-1], is_integer=is_integer))
+    if rules.is_ladder:
+        lower = [lv.load for lv in candidate.levels if lv.load < loads[-1]]
+        loads = [*loads[:-1], max(lower, default=loads[-1])]
+    return list(dict.fromkeys(loads))
+
+
+def _lowered(load: float, *, is_integer: bool) -> float:
+    if not is_integer:
+        return load * _LOWER
+    return float(max(1, math.floor(load * _LOWER)))
 
 
 class _Cells:
-    """What the confirmations so far have shown, by trial, load and replicate."""
+    """What the confirmations so far have shown, by trial and load."""
 
-    def __init__(self, done: Sequence[TrialRecord], *, replicates: int) -> None:
-        self._holds: dict[tuple[int, float, int], bool | None] = {}
+    def __init__(self, done: Sequence[TrialRecord], rules: ConfirmationRules) -> None:
+        self._checks: dict[tuple[int, float], dict[int, tuple[SloCheck, ...]]] = {}
+        self._fails: dict[tuple[int, float], int] = {}
         self._lost: set[tuple[int, int]] = set()
-        self._replicates = replicates
+        self._rules = rules
         for record in done:
             trial = record.of_trial
             if trial is None:
                 continue
             for level in record.levels:
-                self._holds[trial, level.load.value, record.replicate] = level.holds
+                key = (trial, level.load.value)
+                self._checks.setdefault(key, {})[level.seed] = level.checks
+                self._fails[key] = self._fails.get(key, 0) + (level.holds is False)
             if record.failure is not None:
                 self._lost.add((trial, record.replicate))
 
-    def has(self, trial: int, load: float, replicate: int) -> bool:
+    def has(self, trial: int, load: float, seed: int) -> bool:
         """Whether that measurement was made."""
-        return (trial, load, replicate) in self._holds
+        return seed in self._checks.get((trial, load), {})
 
-    def is_lost(self, trial: int, replicate: int) -> bool:
-        """Whether that measurement was tried and gave nothing; it is not tried for ever."""
-        return (trial, replicate) in self._lost
+    def is_lost(self, trial: int, start: int) -> bool:
+        """Whether that start was tried and gave nothing; it is not tried for ever."""
+        return (trial, start) in self._lost
+
+    def is_hopeless(self, trial: int, load: float) -> bool:
+        """Whether so many replicates have failed that the rest cannot make up for them."""
+        return self._fails.get((trial, load), 0) >= _HOPELESS
 
     def failed(self, trial: int, load: float) -> bool:
-        """Whether a fresh measurement did not hold, or could not be made."""
-        for replicate in range(1, self._replicates + 1):
-            key = (trial, load, replicate)
-            if key in self._holds and not self._holds[key]:
-                return True
-            if key not in self._holds and (trial, replicate) in self._lost:
-                return True
-        return False
-
-
-def _held_loads(candidate: Candidate) -> list[float]:
-    """Loads within the capacity, the one with the most output tokens/s first, then downwards."""
-    best = candidate.best_level
-    if best is None:
-        return []
-    held = [lv.load for lv in candidate.levels if lv.load <= best.load]
-    return sorted(held, reverse=True)
+        """Whether the load could not be certified, or not even be measured."""
+        if any(lost == trial for lost, _ in self._lost) or self.is_hopeless(trial, load):
+            return True
+        replicates = list(self._checks.get((trial, load), {}).values())
+        if len(replicates) < self._rules.replicates:
+            return False
+        return not slo_holds(certify(replicates, slo=self._rules.slo, pooled=replicates[0]))

@@ -61,7 +61,9 @@ def _prompt_lengths(metrics: Metrics, workload: Workload, ratios: TokenRatios) -
 def _frozen_metrics(probe: Probe) -> str:
     counters = probe.counters
     if counters.sample_count == 0:
-        return "the engine's /metrics gave nothing, so queue and KV cache are unknown"
+        return (
+            "no look at the engine's /metrics fell into the window: queue and KV cache are unknown"
+        )
     if counters.running_peak == 0 and probe.measured:
         return "the engine's /metrics said 0 running all the time, although requests were open"
     return ""

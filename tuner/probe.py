@@ -4,30 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from objectives import Load, Probe, RequestRole, percentile, requests_needed
+from objectives import (
+    Probe,
+    RequestRole,
+    check_slo,
+    compute_metrics,
+    percentile,
+    requests_needed,
+    slo_holds,
+)
 from tuner.clock import Clock
 from tuner.engines import Engine, Sampler, drain, summarise
 from tuner.errors import EngineDied, MeterError
 from tuner.load import Meter, MeterReport, ProbeSpec
-from tuner.records import Failure, FailureKind, TrialSpec
+from tuner.records import Failure, FailureKind, ProbePoint, TrialSpec
+from tuner.steadiness import steady_part
 from tuner.workloads import TokenRatios
 
 _ATTEMPTS = 2
+# A probe that was not steady is repeated with so many times the requests.
+_LONGER = 2
 
 
 def drive_probe(
-    spec: TrialSpec, *, engine: Engine, meter: Meter, clock: Clock, load: Load, ratios: TokenRatios
+    spec: TrialSpec,
+    *,
+    engine: Engine,
+    meter: Meter,
+    clock: Clock,
+    point: ProbePoint,
+    ratios: TokenRatios,
 ) -> Probe:
     """Drive one load and wait until the engine is idle and has proven that it lives.
 
     A probe in which the meter was the limit is repeated once, with the same requests but for the
-    first words of their prompts.
+    first words of their prompts; one that was not in steady state is repeated once, and longer.
 
     Raises:
         EngineDied: when the engine crashed or hangs.
         MeterError: when the meter failed, or was the limit twice.
     """
-    probe_spec = _probe_spec(spec, engine=engine, load=load, ratios=ratios)
+    probe_spec = _probe_spec(spec, engine=engine, point=point, ratios=ratios)
     for attempt in range(_ATTEMPTS):
         with Sampler(engine.scrape, clock=clock) as sampler:
             report = meter.run(replace(probe_spec, attempt=attempt))
@@ -35,33 +52,64 @@ def drive_probe(
         drain(engine, clock)
         engine.check_alive(is_load_over=True)
         problem = _meter_problem(report, spec)
-        if not problem:
-            return _probe(probe_spec, report, sampler)
+        if problem:
+            continue
+        probe = steady_part(_probe(probe_spec, report, sampler))
+        if attempt + 1 == _ATTEMPTS or not _should_be_longer(probe, spec):
+            return probe
+        probe_spec = replace(probe_spec, requests=_LONGER * probe_spec.requests)
     raise MeterError(Failure(FailureKind.METER_SATURATED, problem))
 
 
-def probe_seed(seed: int, load: Load) -> int:
-    """The seed of a probe: the same for every setting at one load, another for each load."""
-    return seed * 1_000_003 + round(load.value * 1000)
+def _should_be_longer(probe: Probe, spec: TrialSpec) -> bool:
+    """Whether more requests could still change the verdict of a probe that is too short.
+
+    Too few are left after the warm-up cut, or it never settled. Where the SLO fails all the same,
+    or the probe ended because it does, nothing more is to be learned.
+    """
+    if probe.stopped_early:
+        return False
+    if not probe.unsteady and len(probe.measured) >= _least_requests(spec):
+        return False
+    metrics = compute_metrics([probe], slo=spec.slo)
+    return slo_holds(check_slo([probe], slo=spec.slo, metrics=metrics)) is not False
 
 
-def _probe_spec(spec: TrialSpec, *, engine: Engine, load: Load, ratios: TokenRatios) -> ProbeSpec:
-    needed = requests_needed(spec.slo, class_shares=spec.workload.class_shares)
+def _least_requests(spec: TrialSpec) -> int:
+    """By the SLO, unless the workload itself says how many."""
+    needed = _requests_needed(spec)
+    return needed if spec.workload.requests is None else min(needed, spec.workload.requests)
+
+
+def _probe_spec(
+    spec: TrialSpec, *, engine: Engine, point: ProbePoint, ratios: TokenRatios
+) -> ProbeSpec:
+    load = point.load
     return ProbeSpec(
         base_url=engine.base_url,
         model=engine.served_name,
         workload=spec.workload,
         ratios=ratios,
-        seed=probe_seed(spec.seed, load),
+        seed=point.seed,
         load=load,
-        requests=spec.workload.measured_requests(load, needed=needed),
+        requests=spec.workload.measured_requests(
+            load, needed=max(_requests_needed(spec), point.requests or 0)
+        ),
         limits=spec.meter,
+        stop_for=spec.slo if point.may_stop_early else None,
     )
 
 
+def _requests_needed(spec: TrialSpec) -> int:
+    return requests_needed(spec.slo, class_shares=spec.workload.class_shares)
+
+
 def _probe(spec: ProbeSpec, report: MeterReport, sampler: Sampler) -> Probe:
-    start_s = report.origin_s + report.window_start_s
-    samples = sampler.between(start_s, report.origin_s + report.end_s)
+    counters = summarise(
+        sampler.samples,
+        start_s=report.origin_s + report.window_start_s,
+        end_s=report.origin_s + report.end_s,
+    )
     return Probe(
         load=spec.load,
         seed=spec.seed,
@@ -69,8 +117,9 @@ def _probe(spec: ProbeSpec, report: MeterReport, sampler: Sampler) -> Probe:
         window_start_s=report.window_start_s,
         window_end_s=report.window_end_s,
         end_s=report.end_s,
-        counters=summarise(samples),
+        counters=counters,
         meter=report.health,
+        stopped_early=report.stopped_early,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, Protocol
 
 from objectives import EngineCounters, Level, Load, MeterHealth, Metrics, Slo, SloCheck
 from search_spaces import Value
@@ -213,6 +213,32 @@ class MeterLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbePoint:
+    """One probe to make.
+
+    Attributes:
+        load: what to drive.
+        seed: of the request plan; settings compared on one seed get the same requests.
+        may_stop_early: whether it may end as soon as it is clear that the SLO fails.
+        requests: measured requests at least, where the workload does not fix their number; None
+            leaves it to what the SLO and the load need.
+    """
+
+    load: Load
+    seed: int
+    may_stop_early: bool = False
+    requests: int | None = None
+
+
+class LoadWalk(Protocol):
+    """Decides, probe by probe, which load a trial drives next; a frozen record."""
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """The next probe, given those made so far, or None at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class TrialSpec:
     """All a worker needs to measure one setting.
 
@@ -223,11 +249,11 @@ class TrialSpec:
         engine: how to launch.
         workload: what to drive.
         slo: what is promised.
-        loads: the levels, rising.
-        stop_at_failure: whether the walk ends at the first level that fails the SLO.
-        seed: of the request plans.
+        walk: which loads to drive.
         meter: limits of the load generator.
         live: how to measure on a kept engine; None launches one for this trial alone.
+        confirms: the trial whose settings are measured afresh; None in the search.
+        group: measurements of one group are compared with each other, best on one worker.
     """
 
     number: int
@@ -236,11 +262,11 @@ class TrialSpec:
     engine: EngineConfig
     workload: Workload
     slo: Slo
-    loads: tuple[Load, ...]
-    stop_at_failure: bool
-    seed: int
+    walk: LoadWalk
     meter: MeterLimits = field(default_factory=MeterLimits)
     live: LivePlan | None = None
+    confirms: int | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +287,8 @@ class LevelResult:
         end_s: when the last measured request was done.
         counters: the engine's own view.
         meter: the load generator's own health.
+        stopped_early: why the probe ended as soon as it was clear that the SLO fails, or empty.
+        unsteady: why it was not in steady state, so that it proves nothing, or empty.
     """
 
     load: Load
@@ -276,6 +304,8 @@ class LevelResult:
     end_s: float
     counters: EngineCounters
     meter: MeterHealth
+    stopped_early: str = ""
+    unsteady: str = ""
 
     @property
     def level(self) -> Level:

@@ -18,6 +18,7 @@ from tuner.errors import UsageError
 from tuner.events import SESSION_ENDED, Event, Listener
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
+from tuner.interrupts import HeldInterrupts
 from tuner.records import EngineConfig, Settings
 from tuner.report.document import ReportInput, build_document
 from tuner.report.markdown import markdown_report
@@ -206,21 +207,30 @@ def _work(
     tell(Event("session_started", {"folder": str(folder.path)}, plan))
     folder.write_file("engine.json", dump_json(_engine_data(engine)))
     is_interrupted = False
-    try:
-        _search_and_confirm(plan, folder, clock=clock, listeners=everyone)
-        tell(Event(_FINISHED))
-    except KeyboardInterrupt:
-        is_interrupted = True
-        tell(Event("interrupted"))
-    finally:
-        tell(Event(SESSION_ENDED, {"wall_s": round(clock.now_s() - started_s, 3)}))
-    document = write_report(folder, config=plan.config, engine=engine)
-    folder.unlock()
+    # Held to the end: a second Ctrl-C must neither leave engines behind nor half a report.
+    with HeldInterrupts() as interrupts:
+        try:
+            _search_and_confirm(
+                plan, folder, clock=clock, listeners=everyone, interrupts=interrupts
+            )
+            tell(Event(_FINISHED))
+        except KeyboardInterrupt:
+            is_interrupted = True
+            tell(Event("interrupted"))
+        finally:
+            tell(Event(SESSION_ENDED, {"wall_s": round(clock.now_s() - started_s, 3)}))
+        document = write_report(folder, config=plan.config, engine=engine)
+        folder.unlock()
     return RunResult(document, folder.path, is_interrupted)
 
 
 def _search_and_confirm(
-    plan: Plan, folder: RunFolder, *, clock: Clock, listeners: Sequence[Listener]
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    clock: Clock,
+    listeners: Sequence[Listener],
+    interrupts: HeldInterrupts,
 ) -> None:
     from tuner.search.optuna_search import OptunaSearch
     from tuner.session import Session, SessionParts
@@ -236,7 +246,8 @@ def _search_and_confirm(
     )
     search.forget_unfinished()
     hardware = folder.read_environment().get("hardware", {})
-    fleet = make_fleet(plan)
+    with interrupts.let_through():
+        fleet = make_fleet(plan)
     try:
         parts = SessionParts(
             config=config,
@@ -247,6 +258,7 @@ def _search_and_confirm(
             clock=clock,
             listeners=listeners,
             gpu=gpu_name(hardware),
+            check_interrupted=interrupts.check,
         )
         for listener in listeners:
             listener(Event("fleet_started", {"workers": len(fleet.workers)}, fleet.workers))
@@ -256,7 +268,7 @@ def _search_and_confirm(
             listener(Event("cleaning_up"))
         raise
     finally:
-        _close_in_peace(fleet)
+        fleet.close()
 
 
 def make_fleet(plan: Plan) -> Fleet:
@@ -275,21 +287,6 @@ def make_fleet(plan: Plan) -> Fleet:
         address=options.ray_address,
         logical_gpus=plan.logical_gpus,
     )
-
-
-def _close_in_peace(fleet: Fleet) -> None:
-    """Close the fleet; an impatient second Ctrl-C must not leave engines behind."""
-    import signal
-
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: nobody sends us Ctrl-C there
-        fleet.close()
-        return
-    try:
-        fleet.close()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _facts(config: RunConfig) -> EngineFacts:

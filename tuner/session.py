@@ -12,20 +12,17 @@ from functools import partial
 
 from tuner.clock import Clock
 from tuner.config import RunConfig
-from tuner.confirming import Confirmation, ConfirmationPlan
-from tuner.errors import InfrastructureError, TunerError
+from tuner.confirming import Confirmation, ConfirmationPlan, ConfirmationRules
+from tuner.errors import TunerError
 from tuner.events import SESSION_ENDED, Event, Listener
-from tuner.fleet import Completion, Fleet
+from tuner.fleet import Fleet
+from tuner.jobs import Job, JobRunner, record_of
 from tuner.launch_groups import LaunchGroups
+from tuner.loads import races_lost_in_a_row, search_walk
 from tuner.observing import observation, reference_load
 from tuner.records import (
     EngineConfig,
-    EngineInfo,
-    Failure,
-    FailureKind,
     LivePlan,
-    LiveUse,
-    Outcome,
     TrialRecord,
     TrialResult,
     TrialSpec,
@@ -34,12 +31,13 @@ from tuner.report.experiment import experiment_sheet
 from tuner.search import Observation, Proposal, Search
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import BASELINE
+from tuner.walks import PointsWalk
 
-_COLLECT_S = 0.5
-# An infrastructure fault is tried again elsewhere at most so often.
-_ATTEMPTS = 3
+_CONFIRMATION_STARTS = 2
 # Share of the time budget that the search may use; the rest is for the confirmation.
 _SEARCH_SHARE = 0.75
+# Patience is not asked before so many trials: a sampler needs some to learn from.
+_LEAST_TRIALS = 8
 # So many first trials that all fail alike say that none will ever start.
 _HOPELESS_TRIALS = 6
 
@@ -57,6 +55,8 @@ class SessionParts:
         clock: tells the time.
         listeners: hear of every event.
         gpu: the hardware's name, for the record sheets.
+        check_interrupted: raises KeyboardInterrupt when the user wants to stop; asked where no
+            write is half done.
     """
 
     config: RunConfig
@@ -67,19 +67,7 @@ class SessionParts:
     clock: Clock
     listeners: Sequence[Listener]
     gpu: str
-
-
-@dataclass(slots=True)
-class _Job:
-    """A trial on its way: what was asked, how often it was tried, whether it lost its control."""
-
-    spec: TrialSpec
-    proposal: Proposal | None = None
-    confirmation: Confirmation | None = None
-    attempts: int = 1
-    lost: LiveUse | None = None
-    engine_starts: int = 0
-    engine_s: float = 0.0
+    check_interrupted: Callable[[], None] = lambda: None
 
 
 class Session:
@@ -98,7 +86,9 @@ class Session:
         self._started_s: float = parts.clock.now_s() - spent_s
         self._records: list[TrialRecord] = parts.folder.trials()
         self._confirmations: list[TrialRecord] = parts.folder.trials(is_confirmation=True)
-        self._jobs: dict[int, _Job] = {}
+        self._jobs = JobRunner(
+            parts.fleet, tell=self._tell, check_interrupted=parts.check_interrupted
+        )
         self._unobserved: list[TrialRecord] = []
         self._facts_known = False
         self._groups = LaunchGroups(
@@ -133,19 +123,21 @@ class Session:
 
     def _search(self) -> None:
         self._tell(Event("search_started", {"trials": self._parts.config.options.trials}))
-        self._drive(self._next_search_job)
+        self._jobs.run(self._next_search_job, self._finish)
         self._tell(Event("search_finished", {"trials": len(self._records)}))
 
-    def _next_search_job(self) -> _Job | None:
-        number = len(self._records) + len(self._jobs)
+    def _next_search_job(self) -> Job | None:
+        number = len(self._records) + len(self._jobs.numbers)
         if number >= self._parts.config.options.trials or self._is_search_time_over():
+            return None
+        if self._is_patience_over():
             return None
         number = self._free_number()
         proposal = self._parts.search.propose(number)
-        return None if proposal is None else _Job(self._search_spec(proposal), proposal=proposal)
+        return None if proposal is None else Job(self._search_spec(proposal), proposal=proposal)
 
     def _free_number(self) -> int:
-        used = {r.number for r in self._records} | set(self._jobs)
+        used = {r.number for r in self._records} | self._jobs.numbers
         return next(n for n in range(len(used) + 1) if n not in used)
 
     def _search_spec(self, proposal: Proposal) -> TrialSpec:
@@ -157,9 +149,7 @@ class Session:
             engine=self._parts.engine,
             workload=config.workload,
             slo=config.slo,
-            loads=config.workload.ladder(config.options.load),
-            stop_at_failure=True,
-            seed=config.options.seed,
+            walk=search_walk(config, self._records),
             meter=config.meter_limits,
             live=self._live_plan(proposal),
         )
@@ -170,24 +160,37 @@ class Session:
         return self._groups.plan(proposal.settings, self._records)
 
     def _confirm(self) -> None:
-        config = self._parts.config
-        plan = ConfirmationPlan(
-            self._records,
-            wanted_load=config.workload.target_load,
-            mode=config.options.load,
-            replicates=config.options.confirm.replicates,
-        )
+        plan = ConfirmationPlan(self._records, self._confirmation_rules())
         while batch := plan.next_batch(self._confirmations):
             self._tell(Event("confirmation_started", {"measurements": len(batch)}))
-            self._drive(partial(self._next_confirmation_job, list(batch)))
+            next_job = partial(self._next_confirmation_job, plan, list(batch))
+            self._jobs.run(next_job, self._finish)
         self._tell(Event("confirmation_finished", {"measurements": len(self._confirmations)}))
 
-    def _next_confirmation_job(self, queue: list[Confirmation]) -> _Job | None:
-        if not queue:
-            return None
-        asked = queue.pop(0)
+    def _confirmation_rules(self) -> ConfirmationRules:
         config = self._parts.config
-        used = {r.number for r in self._confirmations} | set(self._jobs)
+        replicates = config.options.confirm.replicates
+        # Two starts show how starts differ; more workers can share the seeds out further.
+        starts = min(replicates, max(_CONFIRMATION_STARTS, len(self._parts.fleet.workers)))
+        return ConfirmationRules(
+            slo=config.slo,
+            mode=config.options.load,
+            wanted_load=config.workload.target_load,
+            replicates=replicates,
+            requests=config.options.confirm.requests,
+            starts=starts,
+            seed=config.options.seed,
+            is_ladder=config.workload.ladder(config.options.load) is not None,
+        )
+
+    def _next_confirmation_job(
+        self, plan: ConfirmationPlan, queue: list[Confirmation]
+    ) -> Job | None:
+        asked = self._confirmation_to_make(plan, queue)
+        if asked is None:
+            return None
+        config = self._parts.config
+        used = {r.number for r in self._confirmations} | self._jobs.numbers
         number = next(n for n in range(len(used) + 1) if n not in used)
         tried = next(r for r in self._records if r.number == asked.trial)
         spec = TrialSpec(
@@ -197,55 +200,26 @@ class Session:
             engine=self._parts.engine,
             workload=config.workload,
             slo=config.slo,
-            loads=asked.loads,
-            stop_at_failure=False,
             # Fresh seeds: the search's own requests are never used again.
-            seed=config.options.seed + asked.replicate,
+            walk=PointsWalk(asked.points),
             meter=config.meter_limits,
+            confirms=asked.trial,
+            group=_group(asked),
         )
-        return _Job(spec, confirmation=asked)
+        return Job(spec, confirmation=asked)
 
-    def _drive(self, next_job: Callable[[], _Job | None]) -> None:
-        """Keep every worker busy until there is no job left."""
-        while True:
-            while self._parts.fleet.idle_count and (job := next_job()) is not None:
-                self._submit(job)
-            if not self._jobs:
-                return
-            for completion in self._parts.fleet.collect(timeout_s=_COLLECT_S):
-                self._take(completion)
-            if not self._parts.fleet.workers:
-                raise InfrastructureError("every worker was lost; the run can be resumed")
-            self._tell(Event("tick"))
+    def _confirmation_to_make(
+        self, plan: ConfirmationPlan, queue: list[Confirmation]
+    ) -> Confirmation | None:
+        """The first that an idle worker may take; what has become worthless is dropped."""
+        queue[:] = [c for c in queue if not plan.is_worthless(c, self._confirmations)]
+        for index, asked in enumerate(queue):
+            if self._parts.fleet.can_take(_group(asked)):
+                return queue.pop(index)
+        return None
 
-    def _submit(self, job: _Job, *, avoid: str = "") -> None:
-        self._jobs[job.spec.number] = job
-        self._parts.fleet.submit(job.spec, avoid=avoid)
-        kind = "trial_started" if job.proposal else "confirmation_trial_started"
-        details = {"trial": job.spec.number, "settings": dict(job.spec.settings)}
-        self._tell(Event(kind, details, job))
-
-    def _take(self, completion: Completion) -> None:
-        job = self._jobs.pop(completion.spec.number)
-        result = completion.result or _lost_result(completion)
-        job.engine_starts += result.engine_starts
-        job.engine_s += result.engine_s
-        if (
-            _is_worth_another_try(job, result)
-            and job.attempts < _ATTEMPTS
-            and self._parts.fleet.idle_count
-        ):
-            job.attempts += 1
-            _go_on_cold(job, result)
-            self._tell(
-                Event(
-                    "trial_retried",
-                    {"trial": job.spec.number, "reason": _reason(result), "attempt": job.attempts},
-                )
-            )
-            self._submit(job, avoid=completion.worker)
-            return
-        record = _record(job, result)
+    def _finish(self, job: Job, result: TrialResult) -> None:
+        record = record_of(job, result)
         self._store(record, result)
         if record.of_trial is not None:
             self._confirmations.append(record)
@@ -301,7 +275,8 @@ class Session:
             return None
         config = self._parts.config
         load = reference_load(baseline, workload=config.workload)
-        return observation(record, slo=config.slo, load=load)
+        is_ladder = config.workload.ladder(config.options.load) is not None
+        return observation(record, slo=config.slo, load=load, is_ladder=is_ladder)
 
     def _note_facts(self, record: TrialRecord) -> None:
         """The first engine that ran tells what vLLM's rules need to know."""
@@ -330,6 +305,13 @@ class Session:
                 f"no trial can succeed ({failure.kind.value}): {failure.message}\nlog: {log}"
             )
 
+    def _is_patience_over(self) -> bool:
+        """Whether so many settings in a row have not beaten the best that more would not either."""
+        patience = self._parts.config.options.patience
+        if patience is None or len(self._records) < _LEAST_TRIALS:
+            return False
+        return races_lost_in_a_row(self._records) >= patience
+
     def _is_search_time_over(self) -> bool:
         budget_s = self._parts.config.options.budget
         if budget_s is None:
@@ -341,70 +323,6 @@ class Session:
             listener(event)
 
 
-def _record(job: _Job, result: TrialResult) -> TrialRecord:
-    asked = job.confirmation
-    return TrialRecord(
-        number=result.number,
-        origin=job.spec.origin,
-        label=job.proposal.label if job.proposal else "",
-        settings=job.spec.settings,
-        seed=job.spec.seed,
-        fidelity=result.fidelity,
-        outcome=result.outcome,
-        failure=result.failure,
-        levels=result.levels,
-        command=result.command,
-        engine_info=result.engine_info,
-        engine_starts=job.engine_starts,
-        engine_s=job.engine_s,
-        startup_s=result.startup_s,
-        measure_s=result.measure_s,
-        worker=result.worker,
-        warnings=result.warnings,
-        of_trial=asked.trial if asked else None,
-        replicate=asked.replicate if asked else 0,
-        live=result.live or job.lost,
-    )
-
-
-def _is_worth_another_try(job: _Job, result: TrialResult) -> bool:
-    """Whether a failure says nothing about the settings, or was a larger launch's perhaps."""
-    failure, plan = result.failure, job.spec.live
-    if failure is None:
-        return False
-    is_others_launch = (
-        plan is not None and result.fidelity == "live" and plan.launch != job.spec.settings
-    )
-    return not failure.kind.is_settings_fault or is_others_launch
-
-
-def _go_on_cold(job: _Job, result: TrialResult) -> None:
-    """A trial whose live engine lost its control, or failed under load, is repeated cold."""
-    plan, failure = job.spec.live, result.failure
-    if plan is None or failure is None:
-        return
-    is_lost = failure.kind is FailureKind.LIVE_CONTROL_LOST
-    if is_lost or failure.kind.is_settings_fault:
-        job.lost = LiveUse(plan.launch, "lost" if is_lost else "failed", failure.message)
-        job.spec = replace(job.spec, live=None)
-
-
-def _lost_result(completion: Completion) -> TrialResult:
-    """A worker that died took its trial with it; that says nothing about the settings."""
-    return TrialResult(
-        number=completion.spec.number,
-        outcome=Outcome.FAILED,
-        failure=Failure(FailureKind.WORKER_LOST, completion.lost),
-        levels=(),
-        command=(),
-        engine_info=EngineInfo(),
-        engine_starts=0,
-        engine_s=0.0,
-        startup_s=None,
-        measure_s=0.0,
-        worker=completion.worker,
-    )
-
-
-def _reason(result: TrialResult) -> str:
-    return result.failure.message if result.failure else ""
+def _group(asked: Confirmation) -> str:
+    """Starts with one number are compared with each other."""
+    return f"confirmation {asked.start}"

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from objectives import Load, check_slo, compute_metrics, slo_holds, worst_ratio
+from objectives import (
+    Metrics,
+    Probe,
+    Slo,
+    check_slo,
+    compute_metrics,
+    slo_holds,
+    worst_ratio,
+)
 from tuner.clock import Clock
 from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
@@ -24,6 +32,7 @@ from tuner.records import (
     IterationLog,
     LevelResult,
     Outcome,
+    ProbePoint,
     TrialResult,
     TrialSpec,
 )
@@ -101,15 +110,13 @@ def run_trial(spec: TrialSpec, tools: TrialTools) -> TrialResult:
 
 
 def _walk_loads(spec: TrialSpec, tools: TrialTools, engine: Engine, notes: _Notes) -> None:
-    """Measure level after level until the SLO fails."""
+    """Measure load after load, as the walk wants them."""
     notes.info = engine.info
     ratios = engine.token_ratios()
-    for load in spec.loads:
-        level = _measure_level(spec, tools, engine, notes, load=load, ratios=ratios)
+    while (point := spec.walk.next_point(notes.levels)) is not None:
+        level = _measure_level(spec, tools, engine, notes, point=point, ratios=ratios)
         notes.levels.append(level)
         _refuse_total_failure(level)
-        if spec.stop_at_failure and level.holds is False:
-            return
 
 
 def _measure_level(
@@ -118,27 +125,33 @@ def _measure_level(
     engine: Engine,
     notes: _Notes,
     *,
-    load: Load,
+    point: ProbePoint,
     ratios: TokenRatios,
 ) -> LevelResult:
     """Drive one load from idle to idle and judge it."""
     started_s = tools.clock.now_s()
     probe = drive_probe(
-        spec, engine=engine, meter=tools.meter, clock=tools.clock, load=load, ratios=ratios
+        spec, engine=engine, meter=tools.meter, clock=tools.clock, point=point, ratios=ratios
     )
     measure_s = tools.clock.now_s() - started_s
     metrics = compute_metrics([probe], slo=spec.slo)
-    checks = check_slo([probe], slo=spec.slo, metrics=metrics)
     notes.measure_s += measure_s
     notes.requests.append(request_lines(probe))
     notes.warnings += level_warnings(probe, metrics=metrics, workload=spec.workload, ratios=ratios)
+    return judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=measure_s)
+
+
+def judged_level(probe: Probe, *, metrics: Metrics, slo: Slo, measure_s: float) -> LevelResult:
+    """A probe with its verdict: what ended early has failed, what was not steady proves nothing."""
+    checks = check_slo([probe], slo=slo, metrics=metrics)
+    holds = False if probe.stopped_early else slo_holds(checks)
     return LevelResult(
-        load=load,
+        load=probe.load,
         seed=probe.seed,
         metrics=metrics,
         checks=checks,
-        holds=slo_holds(checks),
-        worst_ratio=worst_ratio(checks, slo=spec.slo),
+        holds=None if probe.unsteady and holds else holds,
+        worst_ratio=worst_ratio(checks, slo=slo),
         measure_s=measure_s,
         requests=len(probe.records),
         window_start_s=probe.window_start_s,
@@ -146,6 +159,8 @@ def _measure_level(
         end_s=probe.end_s,
         counters=probe.counters,
         meter=probe.meter,
+        stopped_early=probe.stopped_early,
+        unsteady=probe.unsteady,
     )
 
 

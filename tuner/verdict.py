@@ -19,12 +19,14 @@ from objectives import (
     Probe,
     Slo,
     SloCheck,
+    certify,
     check_slo,
     choose_target_load,
     compute_metrics,
     paired_ratio_interval,
     rank_latency_first,
     rank_throughput_first,
+    slo_holds,
     worst_ratio,
 )
 from tuner.records import LevelResult, Outcome, TrialRecord
@@ -45,10 +47,10 @@ class Cell:
         trial: whose settings they are.
         load: what was driven.
         metrics: over the requests of all replicates.
-        checks: likewise.
-        worst_ratio: likewise.
+        checks: likewise observed; verdicts and bounds are those of the certificate.
+        worst_ratio: as observed.
         replicates: each fresh measurement by its seed.
-        holds: True when the SLO held in every replicate, False when it failed in one.
+        holds: whether the SLO is certified, refuted, or neither.
     """
 
     trial: int
@@ -114,7 +116,7 @@ def best_level(record: TrialRecord) -> LevelResult | None:
         return None
     best = to_candidate(record).best_level
     if best is None:
-        return record.levels[0]
+        return min(record.levels, key=lambda lv: lv.load.value)
     return next(lv for lv in record.levels if lv.load.value == best.load)
 
 
@@ -203,10 +205,11 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
     first = levels[0]
     if len(probes) == len(levels):
         metrics = compute_metrics(probes, slo=slo)
-        checks = check_slo(probes, slo=slo, metrics=metrics)
+        pooled = check_slo(probes, slo=slo, metrics=metrics)
     else:
         # The request logs were left out of this copy of the run: one replicate has to stand in.
-        metrics, checks = first.metrics, first.checks
+        metrics, pooled = first.metrics, first.checks
+    checks = certify([level.checks for level in levels], slo=slo, pooled=pooled)
     return Cell(
         trial=trial,
         load=first.load,
@@ -214,14 +217,9 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
         checks=checks,
         worst_ratio=worst_ratio(checks, slo=slo),
         replicates=levels,
-        holds=_all_hold(levels),
+        # A replicate that was not in steady state proves nothing.
+        holds=None if any(lv.unsteady for lv in levels) else slo_holds(checks),
     )
-
-
-def _all_hold(levels: Sequence[LevelResult]) -> bool | None:
-    if any(level.holds is False for level in levels):
-        return False
-    return True if all(level.holds for level in levels) else None
 
 
 def _best_throughput(cells: Sequence[Cell]) -> Cell | None:
@@ -237,13 +235,22 @@ def _is_better(winner: Cell, baseline: Cell) -> bool:
 
 
 def _throughput_ratio(cell: Cell, other: Cell) -> tuple[float | None, Interval]:
-    """Ratio of output tokens/s over replicates paired by their number, which fixes the seed."""
+    """Ratio of output tokens/s over replicates paired by their seed."""
+    others = {level.seed: level for level in other.replicates}
     pairs = [
-        (a.metrics.output_tokens_per_s, b.metrics.output_tokens_per_s)
-        for a, b in zip(cell.replicates, other.replicates, strict=False)
+        (level.metrics.output_tokens_per_s, others[level.seed].metrics.output_tokens_per_s)
+        for level in sorted(cell.replicates, key=lambda lv: lv.seed)
+        if level.seed in others
     ]
     known = [(a, b) for a, b in pairs if a and b]
     return paired_ratio_interval([a for a, _ in known], [b for _, b in known])
+
+
+def compare(cell: Cell | None, other: Cell | None) -> tuple[float | None, Interval]:
+    """Ratio of output tokens/s on shared seeds with its 95 % interval; None where there is none."""
+    if cell is None or other is None:
+        return None, Interval(None, None)
+    return _throughput_ratio(cell, other)
 
 
 def _recommend(cell: Cell | None, baseline: Cell | None) -> Recommendation | None:

@@ -20,6 +20,7 @@ from tuner.engines.process_engine import ProcessEngine
 from tuner.errors import ControlLost, EngineDied, StartFailed
 from tuner.keeper import EngineKeeper, EngineUsage
 from tuner.records import EngineConfig, FailureKind, LiveLimits, LivePlan, TrialSpec
+from tuner.walks import LadderWalk
 from tuner.workloads import TrafficClass, Workload
 
 TOP: dict[str, Value] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096}
@@ -58,9 +59,7 @@ def _spec(
         engine=config,
         workload=WORKLOAD,
         slo=parse_slo("ttft=1s"),
-        loads=(Load("concurrency", 2),),
-        stop_at_failure=True,
-        seed=1,
+        walk=LadderWalk((Load("concurrency", 2),), seed=1),
         live=None if folder is None else LivePlan(launch or TOP, limits, str(folder)),
     )
 

@@ -85,7 +85,7 @@ def test_what_is_missing_is_none_not_zero(text: str) -> None:
     snapshot = parse_snapshot(text, at_s=3.0)
     assert snapshot == Snapshot(at_s=3.0)
     assert snapshot.is_idle
-    assert summarise([snapshot, snapshot]) == EngineCounters(sample_count=2)
+    assert summarise([snapshot, snapshot], start_s=0.0, end_s=9.0) == EngineCounters(sample_count=2)
 
 
 def test_cache_size_is_unknown_where_the_labels_do_not_tell() -> None:
@@ -125,7 +125,7 @@ LAST = dataclasses.replace(
 
 def test_counters_are_differences_and_gauges_are_summarised() -> None:
     """Twelve preemptions happened in the span, whatever was counted before it."""
-    assert summarise([FIRST, LAST]) == EngineCounters(
+    assert summarise([FIRST, LAST], start_s=0.0, end_s=1.0) == EngineCounters(
         kv_cache_usage_peak=0.4,
         running_mean=4.0,
         running_peak=6.0,
@@ -148,7 +148,7 @@ def test_counters_are_differences_and_gauges_are_summarised() -> None:
 )
 def test_a_counter_that_cannot_be_compared_is_none(last: Snapshot) -> None:
     """A counter that went back, restarted or vanished gives None, never a negative number."""
-    counters = summarise([FIRST, last])
+    counters = summarise([FIRST, last], start_s=0.0, end_s=1.0)
     assert counters.preemption_count is None
     assert counters.prefix_cache_hit_rate is None
 
@@ -156,12 +156,12 @@ def test_a_counter_that_cannot_be_compared_is_none(last: Snapshot) -> None:
 def test_no_queries_give_no_hit_rate() -> None:
     """Nothing was looked for, so there is no share of it."""
     last = dataclasses.replace(LAST, prefix_hits=1000.0, prefix_queries=4000.0)
-    assert summarise([FIRST, last]).prefix_cache_hit_rate is None
+    assert summarise([FIRST, last], start_s=0.0, end_s=1.0).prefix_cache_hit_rate is None
 
 
 def test_no_samples_say_nothing() -> None:
     """Without a scrape every counter is unknown."""
-    assert summarise([]) == EngineCounters()
+    assert summarise([], start_s=0.0, end_s=1.0) == EngineCounters()
 
 
 def test_the_sampler_takes_samples_until_it_is_left() -> None:
@@ -179,25 +179,25 @@ def test_the_sampler_takes_samples_until_it_is_left() -> None:
     with Sampler(scrape, clock=clock) as sampler:
         for _ in range(3):
             assert calls.acquire(timeout=30)
-    taken = sampler.between(0.0, 1e9)
+    taken = sampler.samples
     assert len(taken) == count - 1
     assert [s.at_s for s in taken[:2]] == [1.0, 3.0]
 
 
-def test_a_span_has_the_samples_beside_it_for_differences() -> None:
-    """The sample before and the one after a span come along; a span without one has none."""
-    times = iter([1.0, 2.0, 3.0, 4.0, 5.0])
-    done = threading.Event()
+def test_gauges_are_those_inside_a_span_and_counts_reach_beyond_it() -> None:
+    """Load before and after the span is not in its gauges, but brackets its counters."""
+    before = dataclasses.replace(FIRST, at_s=-1.0, running=50.0, preemptions=90.0)
+    after = dataclasses.replace(LAST, at_s=2.0, running=90.0, preemptions=120.0)
+    counters = summarise([before, FIRST, LAST, after], start_s=0.0, end_s=1.0)
+    assert counters.running_peak == 6.0
+    assert counters.preemption_count == 30
+    assert counters.sample_count == 2
 
-    def scrape() -> Snapshot | None:
-        at_s = next(times, None)
-        if at_s is None:
-            done.set()
-            return None
-        return Snapshot(at_s)
 
-    with Sampler(scrape, clock=SystemClock()) as sampler:
-        assert done.wait(60)
-    assert [s.at_s for s in sampler.between(2.5, 3.5)] == [2.0, 3.0, 4.0]
-    assert [s.at_s for s in sampler.between(0.0, 9.0)] == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert sampler.between(3.1, 3.9) == []
+def test_a_span_without_a_scrape_knows_its_counts_and_no_gauge() -> None:
+    """A busy engine answered before and after only: preemptions are known, the queue is not."""
+    counters = summarise([FIRST, LAST], start_s=0.4, end_s=0.6)
+    assert counters.preemption_count == 12
+    assert counters.running_peak is None
+    assert counters.sample_count == 0
+    assert summarise([FIRST], start_s=0.4, end_s=0.6) == EngineCounters()

@@ -6,22 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
-from objectives import (
-    EngineCounters,
-    Load,
-    MeterHealth,
-    Probe,
-    RequestRecord,
-    RequestRole,
-    check_slo,
-    compute_metrics,
-    slo_holds,
-    worst_ratio,
-)
+from objectives import compute_metrics
 from search_spaces import fingerprint
+from tests.fakes.virtual_probe import virtual_probe
 from tuner.engines import launch_command, merged_settings, to_arguments
 from tuner.fleet import Completion, Placement, WorkerInfo
-from tuner.probe import probe_seed
 from tuner.records import (
     EngineInfo,
     Failure,
@@ -35,9 +24,9 @@ from tuner.records import (
 )
 from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
-from tuner.simulator.virtual import VirtualEngine, VirtualRequest, simulate_concurrency
+from tuner.simulator.virtual import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
-from tuner.workloads import RequestPlan, fallback_ratios
+from tuner.trial import judged_level
 
 Sabotage = Callable[[TrialSpec, int], Failure | None]
 _START_S = 60.0
@@ -86,7 +75,7 @@ class VirtualFleet:
         self._running: list[tuple[TrialSpec, str]] = []
         self._placement = Placement()
         self._kept: dict[str, str] = {}
-        self._attempts: dict[tuple[int, int], int] = {}
+        self._attempts: dict[tuple[int, int | None, str], int] = {}
         self.submitted: list[tuple[TrialSpec, str]] = []
         self.is_closed = False
         self.interrupt_after: int | None = None
@@ -99,10 +88,12 @@ class VirtualFleet:
     def idle_count(self) -> int:
         return len(self._infos) - len(self._running)
 
+    def can_take(self, group: str) -> bool:
+        names = [info.name for info in self._infos]
+        return self._placement.can_take(group, idle=self._idle(), workers=names)
+
     def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
-        busy = {worker for _, worker in self._running}
-        idle = [i.name for i in self._infos if i.name not in busy]
-        worker = self._placement.choose(spec, idle=idle, avoid=avoid)
+        worker = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
         self._running.append((spec, worker))
         self.submitted.append((spec, worker))
 
@@ -124,8 +115,12 @@ class VirtualFleet:
     def close(self) -> None:
         self.is_closed = True
 
+    def _idle(self) -> list[str]:
+        busy = {worker for _, worker in self._running}
+        return [i.name for i in self._infos if i.name not in busy]
+
     def _run(self, spec: TrialSpec, worker: str) -> TrialResult:
-        key = (spec.number, spec.seed)
+        key = (spec.number, spec.confirms, spec.group)
         self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = self._sabotage(spec, self._attempts[key])
         levels: list[LevelResult] = []
@@ -214,75 +209,11 @@ def _info(setup: EngineSetup | None) -> EngineInfo:
 
 def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> bytes:
     log = b""
-    for load in spec.loads:
-        probe = _probe(spec, engine, load)
+    while (point := spec.walk.next_point(levels)) is not None:
+        probe = virtual_probe(
+            engine, point, workload=spec.workload, slo=spec.slo, noise_seed=point.seed
+        )
         metrics = compute_metrics([probe], slo=spec.slo)
-        checks = check_slo([probe], slo=spec.slo, metrics=metrics)
         log += request_lines(probe)
-        levels.append(
-            LevelResult(
-                load=load,
-                seed=probe.seed,
-                metrics=metrics,
-                checks=checks,
-                holds=slo_holds(checks),
-                worst_ratio=worst_ratio(checks, slo=spec.slo),
-                measure_s=probe.end_s,
-                requests=len(probe.records),
-                window_start_s=probe.window_start_s,
-                window_end_s=probe.window_end_s,
-                end_s=probe.end_s,
-                counters=probe.counters,
-                meter=probe.meter,
-            )
-        )
-        if spec.stop_at_failure and levels[-1].holds is False:
-            break
+        levels.append(judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=probe.end_s))
     return log
-
-
-def _probe(spec: TrialSpec, engine: VirtualEngine, load: Load) -> Probe:
-    seed = probe_seed(spec.seed, load)
-    plan = RequestPlan(spec.workload, seed=seed, ratios=fallback_ratios())
-    slots = round(load.value)
-    count = spec.workload.measured_requests(load, needed=60)
-    planned = [plan.request(i) for i in range(count + 2 * slots)]
-    run = simulate_concurrency(
-        [VirtualRequest(p.prompt_tokens, p.output_tokens) for p in planned],
-        concurrency=slots,
-        engine=engine,
-        seed=seed,
-    )
-    records = []
-    for times in run.requests:
-        request = planned[times.index]
-        role = RequestRole.WARM_UP if times.index < slots else RequestRole.MEASURED
-        if times.index >= slots + count:
-            role = RequestRole.FILLER
-        records.append(
-            RequestRecord(
-                index=times.index,
-                traffic_class=request.traffic_class,
-                role=role,
-                scheduled_s=times.scheduled_s,
-                sent_s=times.scheduled_s,
-                first_token_s=times.token_s[0],
-                last_token_s=times.token_s[-1],
-                end_s=times.token_s[-1],
-                prompt_tokens=request.prompt_tokens,
-                output_tokens=request.output_tokens,
-                planned_output_tokens=request.output_tokens,
-                chunk_times_s=times.token_s,
-            )
-        )
-    measured = [r for r in records if r.role is RequestRole.MEASURED]
-    return Probe(
-        load=load,
-        seed=seed,
-        records=tuple(records),
-        window_start_s=min(r.scheduled_s for r in measured),
-        window_end_s=max(r.scheduled_s for r in measured),
-        end_s=max(r.end_s for r in measured),
-        counters=EngineCounters(),
-        meter=MeterHealth(),
-    )

@@ -29,6 +29,7 @@ from tuner.engines.ports import is_port_free
 from tuner.errors import InfrastructureError
 from tuner.fleet import Completion, Fleet
 from tuner.records import EngineConfig, LivePlan, MeterLimits, Outcome, TrialSpec
+from tuner.walks import LadderWalk
 from tuner.workloads import TrafficClass, Workload
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -129,9 +130,7 @@ def make_spec(
         ),
         workload=workload,
         slo=parse_slo("ttft=60s"),
-        loads=(Load("concurrency", 2.0),),
-        stop_at_failure=True,
-        seed=1,
+        walk=LadderWalk((Load("concurrency", 2.0),), seed=1),
         # Two cores that others use as well: a late meter is not what is tested here.
         meter=MeterLimits(max_lag_ms=60_000.0, max_late_share=1.0),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ SMALL_RUN: dict[str, Any] = {
         },
         "references": {"conservative": {"max_num_seqs": 16, "max_num_batched_tokens": 4096}},
     },
-    "confirm": {"replicates": 3},
+    "confirm": {"replicates": 3, "requests": 60},
 }
 
 
@@ -71,6 +72,7 @@ class VirtualRun:
         self.folder.write_config(config.to_data())
         self.folder.write_environment({"hardware": {"cpu": "virtual"}})
         self.events: list[Event] = []
+        self.check_interrupted: Callable[[], None] = lambda: None
 
     def session(self) -> Session:
         """A session on the run's folder, as a new start or a resume would make it."""
@@ -94,6 +96,7 @@ class VirtualRun:
                 clock=self.clock,
                 listeners=[self.events.append],
                 gpu="virtual",
+                check_interrupted=self.check_interrupted,
             )
         )
 

@@ -84,12 +84,6 @@ def test_a_live_engine_that_fails_under_load_is_not_the_settings_fault_yet(
     assert sum(t["fidelity"] == "live" for t in document["trials"]) == 9
 
 
-def test_one_replicate_cannot_compare_live_and_cold(tmp_path: Path) -> None:
-    """Without a spread nothing is contradicted, and the report says so."""
-    document = VirtualRun(make_config(tmp_path, confirm={"replicates": 1})).run()
-    assert any("were not compared" in w for w in document["warnings"])
-
-
 def test_workers_get_trials_of_the_launch_they_keep(tmp_path: Path) -> None:
     """Two workers: each starts the space's launch once, whoever gets the trials."""
     document = VirtualRun(make_config(tmp_path), workers=2).run()

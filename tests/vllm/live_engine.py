@@ -17,7 +17,15 @@ from tuner.engines.resolve import vllm_command
 from tuner.fleet.worker import worker_environment
 from tuner.load import ProcessMeter
 from tuner.probe import drive_probe
-from tuner.records import EngineConfig, IterationLog, LiveLimits, MeterLimits, TrialSpec
+from tuner.records import (
+    EngineConfig,
+    IterationLog,
+    LiveLimits,
+    MeterLimits,
+    ProbePoint,
+    TrialSpec,
+)
+from tuner.walks import LadderWalk
 from tuner.workloads import TrafficClass, Workload
 
 SLO = parse_slo("p50_ttft=60s")
@@ -105,15 +113,18 @@ def drive(engine: ProcessEngine, meter: ProcessMeter, *, workload: Workload = LI
         engine=engine.request.engine,
         workload=workload,
         slo=SLO,
-        loads=(LOAD,),
-        stop_at_failure=False,
-        seed=3,
+        walk=LadderWalk((LOAD,), seed=3),
         meter=MeterLimits(max_lag_ms=1000, max_late_share=0.9),
     )
     clock = SystemClock()
     drain(engine, clock)
     return drive_probe(
-        spec, engine=engine, meter=meter, clock=clock, load=LOAD, ratios=engine.token_ratios()
+        spec,
+        engine=engine,
+        meter=meter,
+        clock=clock,
+        point=ProbePoint(LOAD, seed=3),
+        ratios=engine.token_ratios(),
     )
 
 

@@ -11,7 +11,7 @@ from objectives import Probe
 from tests.fakes.processes import wait_until
 from tests.vllm.live_engine import LAUNCH, Step, drive, limits, read_steps
 from tuner.clock import SystemClock
-from tuner.engines import drain
+from tuner.engines import Sampler, drain
 from tuner.engines.process_engine import ProcessEngine
 from tuner.errors import ControlLost
 from tuner.live.channel import LiveChannel
@@ -69,7 +69,9 @@ def test_limits_hold_at_every_step_down_and_up_again(
     for wanted in (limits(12, 1024), limits(3, 128), limits(12, 1024)):
         drain(engine, SystemClock())
         engine.retune(wanted, telemetry_steps=_MANY_STEPS)
-        probe = drive(engine, meter)
+        # The whole load is watched: a busy engine may answer no look within the short window.
+        with Sampler(engine.scrape, clock=SystemClock()) as sampler:
+            probe = drive(engine, meter)
         log = engine.iterations()
         steps = read_steps(log)
         assert log.steps == len(steps)
@@ -79,8 +81,9 @@ def test_limits_hold_at_every_step_down_and_up_again(
         most_tokens.append(max(s.tokens for s in steps))
         assert most_running[-1] <= wanted.max_num_active_seqs
         assert most_tokens[-1] <= wanted.max_num_scheduled_tokens
-        assert probe.counters.running_peak is not None
-        assert probe.counters.running_peak <= wanted.max_num_active_seqs
+        seen = [s.running for s in sampler.samples if s.running is not None]
+        assert seen
+        assert max(seen) <= wanted.max_num_active_seqs
         _steps_add_up(steps, probe)
     assert most_running == [12, 3, 12]
     assert most_tokens[1] == 128

@@ -243,7 +243,7 @@ def test_the_digest_is_the_same_when_read_again() -> None:
 def test_a_repeated_attempt_changes_only_how_prompts_open() -> None:
     """What is driven again on one engine must not be found in its prefix cache."""
     first = RequestPlan(MIXED, seed=1, ratios=fallback_ratios())
-    again = RequestPlan(MIXED, seed=1, ratios=fallback_ratios(), attempt=1)
+    again = RequestPlan(MIXED, seed=1, ratios=fallback_ratios(), salt="again")
     for index in range(40):
         a, b = first.request(index), again.request(index)
         assert a.prompt[:16] != b.prompt[:16]

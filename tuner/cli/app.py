@@ -126,6 +126,7 @@ def run(
 ) -> None:
     """Search, confirm, report, export: one tuning run."""
     from tuner.cli import running
+    from tuner.cli.output import OutputOptions
 
     flags = {
         "slo": slo,
@@ -150,7 +151,7 @@ def run(
         flags=flags,
         sets=tuple(set_ or ()),
         engine_args=tuple(engine_arg or ()),
-        output=running.OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose),
+        output=OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose),
     )
     if dry_run:
         _finish(lambda: running.dry_run(request))
@@ -166,8 +167,9 @@ def resume(
 ) -> None:
     """Go on with an interrupted run; no finished trial is lost."""
     from tuner.cli import running
+    from tuner.cli.output import OutputOptions
 
-    output = running.OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose)
+    output = OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose)
     _finish(lambda: running.resume(run, output))
 
 
@@ -196,6 +198,22 @@ def export(
     from tuner.cli import exporting
 
     _finish(lambda: exporting.export(run, policy=policy, export_format=format_, output=output))
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    policy: Annotated[str, typer.Option(help="throughput-first or latency-first.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Progress in detail.")] = False,
+) -> None:
+    """Start the recommended command afresh on this machine and check the SLO again."""
+    from tuner.cli import verifying
+    from tuner.cli.output import OutputOptions
+
+    output = OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose)
+    _finish(lambda: verifying.verify(run, policy=policy, output=output))
 
 
 @app.command()

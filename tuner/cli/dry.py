@@ -6,8 +6,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from objectives import requests_needed
+from objectives import Load, requests_needed
 from search_spaces import Choice, Fixed, FloatRange, IntRange, LogIntRange, Parameter, PowerOfTwo
+from tuner.config import RunConfig
 from tuner.durations import format_duration
 from tuner.engines import launch_command
 from tuner.launch_groups import LIVE_SETTINGS
@@ -20,6 +21,9 @@ _SHOWN = 10
 # decodes at 30 ms a token.
 _START_S = {"vllm": 90.0, "simulated": 3.0}
 _TOKEN_S = 0.03
+# Rough figures of a capacity search: probes of the first trial and of a challenger, and their load.
+_PROBES = (8, 2.5)
+_TYPICAL_LOAD = {"concurrency": 32.0, "rate": 4.0}
 
 
 def dry_run_document(plan: Plan) -> dict[str, Any]:
@@ -57,13 +61,12 @@ def dry_run_text(document: Mapping[str, Any]) -> str:
     """The plan for people."""
     engine, estimate = document["engine"], document["estimate"]
     size = document["space"]["size"]
+    loads = ", ".join(f"{load:g}" for load in document["workload"]["loads"])
+    loads = loads or "as high as each setting carries"
     lines = [
         f"engine    {engine['reason']}",
         f"SLO       {document['slo']['canonical']}",
-        (
-            f"workload  {document['workload']['name']}, {document['workload']['load_mode']} "
-            f"{', '.join(f'{load:g}' for load in document['workload']['loads'])}"
-        ),
+        (f"workload  {document['workload']['name']}, {document['workload']['load_mode']} {loads}"),
         f"space     {document['space']['name']}, {size or 'uncountably many'} settings",
         f"workers   {engine['workers']} with {engine['gpus_per_engine']} GPU each",
         f"estimate  {estimate['trials']} trials, roughly {format_duration(estimate['wall_s'])}",
@@ -90,20 +93,32 @@ def _wall_s(plan: Plan) -> float:
     """Trials, then confirmations of three settings, shared out over the workers."""
     config = plan.config
     workload = config.workload
-    needed = requests_needed(config.slo, class_shares=workload.class_shares)
-    request_s = _TOKEN_S * sum(c.share * sum(c.output_tokens) / 2 for c in workload.classes)
-    levels = [
-        (workload.measured_requests(load, needed=needed) / load.value) * request_s
-        if load.mode == "concurrency"
-        else workload.measured_requests(load, needed=needed) / load.value
-        for load in workload.ladder(config.options.load)
-    ]
     start_s = _START_S[plan.engine.config.kind]
-    search_s = _search_starts(plan) * start_s + _trials(plan) * sum(levels)
-    confirm_s = 3 * config.options.confirm.replicates * (start_s + 2 * sum(levels) / len(levels))
+    ladder = workload.ladder(config.options.load)
+    if ladder is None:
+        mode = config.options.load
+        probe_s = _probe_s(config, Load(mode, _TYPICAL_LOAD[mode]))
+        measure_s = (_PROBES[0] + (_trials(plan) - 1) * _PROBES[1]) * probe_s
+    else:
+        levels = [_probe_s(config, load) for load in ladder]
+        probe_s = sum(levels) / len(levels)
+        measure_s = _trials(plan) * sum(levels)
+    search_s = _search_starts(plan) * start_s + measure_s
+    replicates = config.options.confirm.replicates
+    confirm_s = 3 * (min(replicates, 2) * start_s + 2 * replicates * probe_s)
     budget_s = config.options.budget
     total_s = (search_s + confirm_s) / plan.workers
     return total_s if budget_s is None else min(total_s, budget_s)
+
+
+def _probe_s(config: RunConfig, load: Load) -> float:
+    workload = config.workload
+    needed = requests_needed(config.slo, class_shares=workload.class_shares)
+    count = workload.measured_requests(load, needed=needed)
+    if load.mode == "rate":
+        return count / load.value
+    tokens = sum(c.share * sum(c.output_tokens) / 2 for c in workload.classes)
+    return count / load.value * _TOKEN_S * tokens
 
 
 def _search_starts(plan: Plan) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from objectives import Policy
-from tuner.cli.output import print_result
+from tuner.cli.output import parse_policy, print_result
 from tuner.clock import SystemClock
-from tuner.errors import UsageError
 from tuner.exports import export_files
 from tuner.run import document_of
 from tuner.store.files import write_atomic
@@ -17,7 +15,7 @@ from tuner.store.files import write_atomic
 def export(run: Path, *, policy: str, export_format: str, output: Path | None) -> int:
     """Write one launch artefact; several files go to the folder of the first."""
     document = document_of(run, clock=SystemClock())
-    files = export_files(document, policy=_policy(policy), export_format=export_format)
+    files = export_files(document, policy=parse_policy(policy), export_format=export_format)
     first = next(iter(files))
     if output is None:
         print_result(files[first].rstrip("\n"))
@@ -28,11 +26,3 @@ def export(run: Path, *, policy: str, export_format: str, output: Path | None) -
         write_atomic(path, text.encode())
         print(f"wrote {path}", file=sys.stderr)
     return 0
-
-
-def _policy(name: str) -> Policy:
-    try:
-        return Policy(name)
-    except ValueError:
-        allowed = ", ".join(p.value for p in Policy)
-        raise UsageError([f"--policy {name}: unknown policy; allowed are {allowed}"]) from None

@@ -4,6 +4,32 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import dataclass
+
+from objectives import Policy
+from tuner.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How much is said, and in which form."""
+
+    is_json: bool
+    is_quiet: bool
+    is_verbose: bool
+
+
+def parse_policy(name: str) -> Policy:
+    """The policy of `--policy`.
+
+    Raises:
+        UsageError: when it is none.
+    """
+    try:
+        return Policy(name)
+    except ValueError:
+        allowed = ", ".join(p.value for p in Policy)
+        raise UsageError([f"--policy {name}: unknown policy; allowed are {allowed}"]) from None
 
 
 def print_result(text: str) -> None:

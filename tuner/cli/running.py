@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cli.dry import dry_run_document, dry_run_text
-from tuner.cli.output import print_result, width
+from tuner.cli.output import OutputOptions, print_result, width
 from tuner.cli.progress import make_progress
 from tuner.clock import SystemClock
 from tuner.config import Option, RunConfig, load_config, parse_engine_arg, parse_set_option
@@ -18,15 +18,6 @@ from tuner.errors import UsageError
 from tuner.report.console import summary_text
 from tuner.run import RunResult, make_plan, report_of, resume_run, start_run
 from tuner.store.codec import dump_json
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """How much is said, and in which form."""
-
-    is_json: bool
-    is_quiet: bool
-    is_verbose: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,17 +90,26 @@ def parse_snapshot(text: str, *, at_s: float) -> Snapshot:
     )
 
 
-def summarise(samples: Sequence[Snapshot]) -> EngineCounters:
-    """What a series of scrapes says about the time it spans."""
-    if not samples:
+def summarise(samples: Sequence[Snapshot], *, start_s: float, end_s: float) -> EngineCounters:
+    """What a series of scrapes, rising in time, says about a span.
+
+    Gauges are those of the scrapes inside the span. What is counted is the difference between
+    the last scrape before it and the first one after it, so a busy engine that answers no scrape
+    in a short span still tells its preemptions.
+    """
+    inside = [s for s in samples if start_s <= s.at_s <= end_s]
+    before = [s for s in samples if s.at_s < start_s][-1:]
+    after = [s for s in samples if s.at_s > end_s][:1]
+    around = [*before, *inside, *after]
+    if len(around) < 2 and not inside:
         return EngineCounters()
-    first, last = samples[0], samples[-1]
+    first, last = around[0], around[-1]
     queries = _difference(first, last, "prefix_queries")
     hits = _difference(first, last, "prefix_hits")
     preemptions = _difference(first, last, "preemptions")
-    running = [s.running for s in samples if s.running is not None]
-    waiting = [s.waiting for s in samples if s.waiting is not None]
-    usage = [s.kv_cache_usage for s in samples if s.kv_cache_usage is not None]
+    running = [s.running for s in inside if s.running is not None]
+    waiting = [s.waiting for s in inside if s.waiting is not None]
+    usage = [s.kv_cache_usage for s in inside if s.kv_cache_usage is not None]
     return EngineCounters(
         kv_cache_usage_peak=max(usage, default=None),
         running_mean=sum(running) / len(running) if running else None,
@@ -109,7 +118,7 @@ def summarise(samples: Sequence[Snapshot]) -> EngineCounters:
         waiting_peak=max(waiting, default=None),
         preemption_count=None if preemptions is None else round(preemptions),
         prefix_cache_hit_rate=hits / queries if hits is not None and queries else None,
-        sample_count=len(samples),
+        sample_count=len(inside),
     )
 
 
@@ -137,12 +146,10 @@ class Sampler:
         self._thread.join(timeout=10)
         self._take()
 
-    def between(self, start_s: float, end_s: float) -> list[Snapshot]:
-        """The samples of a span, with the one before and the one after for differences."""
-        inside = [i for i, s in enumerate(self._samples) if start_s <= s.at_s <= end_s]
-        if not inside:
-            return []
-        return self._samples[max(0, inside[0] - 1) : inside[-1] + 2]
+    @property
+    def samples(self) -> Sequence[Snapshot]:
+        """All scrapes that succeeded, rising in time."""
+        return tuple(self._samples)
 
     def _run(self) -> None:
         while not self._stop.is_set():

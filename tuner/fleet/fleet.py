@@ -56,6 +56,14 @@ class Fleet(Protocol):
         """How many of them have none."""
         ...
 
+    def can_take(self, group: str) -> bool:
+        """Whether an idle worker may take a trial of a group that is compared within itself.
+
+        A group stays with the worker that had its first trial, as long as that one lives; workers
+        that have a group of their own leave those of others to them.
+        """
+        ...
+
     def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
         """Give a trial to an idle worker.
 
@@ -86,10 +94,20 @@ class Fleet(Protocol):
 
 
 class Placement:
-    """Which worker gets a trial: one that keeps the engine it wants, if there is one."""
+    """Which worker gets a trial: its group's, else one that keeps the engine it wants."""
 
     def __init__(self) -> None:
         self._launches: dict[str, str] = {}
+        self._groups: dict[str, str] = {}
+
+    def can_take(self, group: str, *, idle: Sequence[str], workers: Sequence[str]) -> bool:
+        """Whether an idle worker may take a trial of the group."""
+        home = self._groups.get(group)
+        if home in workers:
+            return home in idle
+        return any(name not in self._groups.values() for name in idle) or (
+            bool(idle) and set(workers) <= set(self._groups.values())
+        )
 
     def choose(self, spec: TrialSpec, *, idle: Sequence[str], avoid: str) -> str:
         """The worker for a trial.
@@ -101,12 +119,17 @@ class Placement:
             raise InfrastructureError("no worker is idle")
         wanted = "" if spec.live is None else fingerprint(spec.live.launch) + "+live"
 
-        def cost(name: str) -> tuple[bool, bool, bool]:
+        home = self._groups.get(spec.group) if spec.group else None
+        taken = set(self._groups.values()) if spec.group else set()
+
+        def cost(name: str) -> tuple[bool, bool, bool, bool, bool]:
             kept = self._launches.get(name, "")
-            return (name == avoid, kept != wanted, bool(kept))
+            return (name == avoid, name != home, name in taken, kept != wanted, bool(kept))
 
         chosen = min(idle, key=cost)
         self._launches[chosen] = wanted
+        if spec.group and (home is None or home not in idle):
+            self._groups[spec.group] = chosen
         return chosen
 
     def forget(self) -> None:

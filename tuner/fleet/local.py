@@ -47,6 +47,11 @@ class LocalFleet:
         """How many of them have none."""
         return len(self._idle())
 
+    def can_take(self, group: str) -> bool:
+        """Whether an idle worker may take a trial of a group that is compared within itself."""
+        names = list(self._workers)
+        return self._placement.can_take(group, idle=self._idle(), workers=names)
+
     def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
         """Give a trial to an idle worker.
 

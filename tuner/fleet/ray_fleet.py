@@ -100,6 +100,11 @@ class RayFleet:
         """How many of them have none."""
         return len(self._idle())
 
+    def can_take(self, group: str) -> bool:
+        """Whether an idle worker may take a trial of a group that is compared within itself."""
+        names = list(self._members)
+        return self._placement.can_take(group, idle=self._idle(), workers=names)
+
     def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
         """Give a trial to an idle worker.
 

@@ -42,7 +42,7 @@ class StreamingClient:
         workload: says endpoint, temperature, lengths and time limits.
         seed: sent along, so that sampling repeats.
         now_s: the clock; times in records are what it says.
-        on_token: called after each read that carried a token.
+        on_token: called with the request's index after each read that carried a token.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StreamingClient:
         workload: Workload,
         seed: int,
         now_s: Callable[[], float],
-        on_token: Callable[[], None] = lambda: None,
+        on_token: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._openai = openai
         self._model = model
@@ -108,7 +108,7 @@ class StreamingClient:
                 async for read in response.iter_bytes():
                     now_s = self._now_s()
                     if answer.take(parser.feed(read), now_s=now_s):
-                        self._on_token()
+                        self._on_token(request.index)
         except APIStatusError as error:
             return RequestFailure.HTTP_ERROR, f"HTTP {error.status_code}: {error.message[:300]}"
         except (APIConnectionError, httpx2.HTTPError) as error:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from objectives import RequestFailure, RequestRecord, RequestRole
+from tuner.load.early_stop import EarlyStop, Progress
 from tuner.load.spec import ProbeSpec
 from tuner.workloads import PlannedRequest, RequestPlan
 
@@ -50,9 +51,10 @@ class ProbeDriver:
         self._spec = spec
         self._sender = sender
         self._now_s = now_s
-        self._plan = RequestPlan(
-            spec.workload, seed=spec.seed, ratios=spec.ratios, attempt=spec.attempt
-        )
+        # Every load gets the same requests; their openings differ, so that no probe finds the
+        # prompts of an earlier one in the engine's prefix cache.
+        salt = f"{spec.load.value:g}/{spec.attempt}"
+        self._plan = RequestPlan(spec.workload, seed=spec.seed, ratios=spec.ratios, salt=salt)
         self._warm_up = _warm_up_requests(spec)
         self._total = self._warm_up + spec.requests
         # Texts are made before the clock starts; only filler is made on the way.
@@ -63,13 +65,20 @@ class ProbeDriver:
         self._last_progress_s = now_s()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        stop_for = spec.stop_for
+        self._early_stop = None if stop_for is None else EarlyStop(stop_for, mode=spec.load.mode)
+        self._progress: dict[int, Progress] = {}
         self.records: list[RequestRecord] = []
         self.stopped = ""
+        self.stopped_early = ""
         self.is_stalled = False
 
-    def note_token(self) -> None:
-        """Tell the watchdog that the engine makes progress."""
+    def note_token(self, index: int) -> None:
+        """Tell the watchdog that the engine makes progress, and with which request."""
         self._last_progress_s = self._now_s()
+        progress = self._progress.get(index)
+        if progress is not None and progress.first_token_s is None:
+            progress.first_token_s = self._last_progress_s
 
     async def run(self) -> None:
         """Drive the probe to its end; the records are in `records` afterwards."""
@@ -106,12 +115,17 @@ class ProbeDriver:
         limit_s = self._spec.workload.stall_timeout_s
         while True:
             await asyncio.sleep(_WATCH_S)
+            self._stop_early()
             if self._tasks and self._now_s() - self._last_progress_s > limit_s:
                 self.is_stalled = True
                 self._stop(f"no token from any request for {limit_s:g} s")
 
     async def _send(self, request: PlannedRequest, *, scheduled_s: float) -> None:
         role = self._role(request.index)
+        if role is RequestRole.MEASURED:
+            self._progress[request.index] = Progress(
+                request.traffic_class, request.output_tokens, scheduled_s
+            )
         record = await self._sender.send(request, role=role, scheduled_s=scheduled_s)
         is_cancelled = self._done.is_set()
         if is_cancelled and record.failure is RequestFailure.ABORTED:
@@ -122,9 +136,21 @@ class ProbeDriver:
         self._count(record)
 
     def _cancelled(self, record: RequestRecord) -> RequestRecord:
-        """A request that we stopped: a stall is the engine's failure, the rest is filler."""
+        """A request that we stopped: a stall is the engine's failure, the rest is filler.
+
+        At an early stop, measured requests that have missed a limit already stay measured; to
+        drop them would leave the quick ones only.
+        """
         if self.is_stalled:
             return dataclasses.replace(record, failure=RequestFailure.TIMEOUT, message=self.stopped)
+        progress = self._progress.get(record.index)
+        if (
+            self.stopped_early
+            and self._early_stop is not None
+            and progress is not None
+            and self._early_stop.is_violated(progress, now_s=record.end_s)
+        ):
+            return dataclasses.replace(record, failure=RequestFailure.UNFINISHED)
         return dataclasses.replace(record, role=RequestRole.FILLER)
 
     def _count(self, record: RequestRecord) -> None:
@@ -132,10 +158,19 @@ class ProbeDriver:
         self._failures += not record.succeeded
         if record.role is RequestRole.MEASURED:
             self._measured_left -= 1
+            self._progress[record.index].record = record
         if self._measured_left == 0:
             self._stop("")
         elif self._failures >= _GIVE_UP_FAILURES and self._failures * 2 > self._finished:
             self._stop(f"{self._failures} of {self._finished} requests failed: {record.message}")
+
+    def _stop_early(self) -> None:
+        if self._early_stop is None or self._done.is_set():
+            return
+        requests = [self._progress[index] for index in sorted(self._progress)]
+        self.stopped_early = self._early_stop.reason(requests, now_s=self._now_s())
+        if self.stopped_early:
+            self._stop("")
 
     def _stop(self, reason: str) -> None:
         if not self._done.is_set():

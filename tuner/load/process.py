@@ -29,14 +29,14 @@ async def run_probe(spec: ProbeSpec) -> MeterReport:
         return time.monotonic() - origin_s
 
     openai = make_openai_client(spec.base_url, api_key=spec.api_key)
-    progress: list[Callable[[], None]] = []
+    progress: list[Callable[[int], None]] = []
     sender = StreamingClient(
         openai,
         model=spec.model,
         workload=spec.workload,
         seed=spec.seed,
         now_s=now_s,
-        on_token=lambda: progress[0](),
+        on_token=lambda index: progress[0](index),
     )
     driver = ProbeDriver(spec, sender=sender, now_s=now_s)
     progress.append(driver.note_token)
@@ -99,6 +99,7 @@ def _report(
         health=health,
         stopped=driver.stopped,
         is_stalled=driver.is_stalled,
+        stopped_early=driver.stopped_early,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from objectives import Load, MeterHealth, RequestRecord
+from objectives import Load, MeterHealth, RequestRecord, Slo
 from tuner.records import MeterLimits
 from tuner.workloads import TokenRatios, Workload
 
@@ -24,6 +24,7 @@ class ProbeSpec:
         limits: when the meter calls itself the bottleneck.
         attempt: counts repetitions on one engine, whose prompts must not be in its cache.
         api_key: sent as the bearer token.
+        stop_for: end as soon as it is clear that this fails; None drives to the end.
     """
 
     base_url: str
@@ -36,6 +37,7 @@ class ProbeSpec:
     limits: MeterLimits
     attempt: int = 0
     api_key: str = "none"
+    stop_for: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class MeterReport:
         health: of the meter itself.
         stopped: why the probe ended early, or empty.
         is_stalled: whether it ended because no token came any more.
+        stopped_early: why the SLO was seen to fail before the last request, or empty.
     """
 
     records: tuple[RequestRecord, ...]
@@ -61,3 +64,4 @@ class MeterReport:
     health: MeterHealth
     stopped: str = ""
     is_stalled: bool = False
+    stopped_early: str = ""

@@ -130,7 +130,7 @@ def workload_data(config: RunConfig) -> dict[str, Any]:
         "name": workload.name,
         "sha256": workload.sha256,
         "load_mode": config.options.load,
-        "loads": [load.value for load in workload.ladder(config.options.load)],
+        "loads": [load.value for load in workload.ladder(config.options.load) or ()],
         "classes": [dataclasses.asdict(c) for c in workload.classes],
     }
 
@@ -299,6 +299,7 @@ def _trial(record: TrialRecord, *, is_ranked: bool) -> dict[str, Any]:
 def _level(level: LevelResult) -> dict[str, Any]:
     return {
         "load": level.load.value,
+        "seed": level.seed,
         "holds": level.holds,
         "worst_ratio": level.worst_ratio,
         "output_tokens_per_s": level.metrics.output_tokens_per_s,
@@ -307,6 +308,8 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "p99_itl_ms": level.metrics.p99_itl_ms,
         "error_rate": level.metrics.error_rate,
         "measure_s": level.measure_s,
+        "stopped_early": level.stopped_early,
+        "unsteady": level.unsteady,
     }
 
 
@@ -358,7 +361,7 @@ def _warnings(given: ReportInput) -> list[str]:
     if not given.is_complete:
         warnings.append("the run was interrupted before its end; `tune resume` goes on with it")
     warnings += [d.text for d in disagreements(given.records, given.confirmations)]
-    warnings += live_warnings(given.records, given.confirmations)
+    warnings += live_warnings(given.records)
     for record in (*given.records, *given.confirmations):
         name = f"trial {record.number}"
         if record.of_trial is not None:

@@ -24,9 +24,10 @@ def explain(recommendation: Recommendation, record: TrialRecord) -> list[str]:
             f"{bottleneck(next_level.metrics, record.settings)}."
         )
     elif record.levels:
+        highest = max(record.levels, key=lambda lv: lv.load.value)
         texts.append(
-            f"It held at {record.levels[-1].load}, the highest load of the workload; "
-            "it may carry more (raise workload.levels)."
+            f"It held at {highest.load}, the highest load allowed; it may carry more "
+            "(raise workload.levels, or capacity.max_load)."
         )
     return [text for text in texts if text]
 
@@ -87,10 +88,10 @@ def _margin(cell: Cell) -> str:
     )
     if tightest is None:
         return ""
-    count = len(cell.replicates)
     return (
-        f"Held in {count} of {count} fresh measurements at {cell.load}; "
-        f"the tightest target is {tightest.target} at {tightest.ratio:.0%} of its limit."
+        f"Certified at {cell.load} by {len(cell.replicates)} fresh measurements, each with a seed "
+        f"of its own; the tightest target is {tightest.target} at {tightest.ratio:.0%} of its "
+        "limit."
     )
 
 
@@ -111,4 +112,5 @@ def _gain(recommendation: Recommendation) -> str:
 
 def _first_failing(record: TrialRecord) -> LevelResult | None:
     capacity = to_candidate(record).capacity or 0.0
-    return next((lv for lv in record.levels if lv.load.value > capacity and not lv.holds), None)
+    failing = [lv for lv in record.levels if lv.load.value > capacity and not lv.holds]
+    return min(failing, key=lambda lv: lv.load.value, default=None)

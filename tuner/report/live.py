@@ -32,10 +32,8 @@ def live_savings(records: Sequence[TrialRecord]) -> dict[str, Any]:
     }
 
 
-def live_warnings(
-    records: Sequence[TrialRecord], confirmations: Sequence[TrialRecord]
-) -> list[str]:
-    """Where a live plan ended cold, a line for each reason; what could not be compared."""
+def live_warnings(records: Sequence[TrialRecord]) -> list[str]:
+    """Where a live plan ended cold, a line for each reason."""
     if is_given_up(records):
         given_up = ["engines could not be retuned here, so all later trials restarted them"]
     else:
@@ -46,11 +44,6 @@ def live_warnings(
         "failed": "trial {number} was measured cold, its live engine failed: {reason}",
         "lost": "trial {number} was measured cold, its live engine lost control: {reason}",
     }
-    is_compared = any(c.replicate > 1 for c in confirmations)
-    if any(r.fidelity == "live" for r in records) and confirmations and not is_compared:
-        given_up.append(
-            "live and cold results were not compared: that needs confirm.replicates of 2 or more"
-        )
     return given_up + [
         texts[r.live.state].format(number=r.number, reason=r.live.reason)
         for r in records

@@ -155,11 +155,12 @@ def _trials(document: Mapping[str, Any]) -> str:
 def _confirmations(document: Mapping[str, Any]) -> str:
     if not document["confirmations"]:
         return ""
-    head = ("of trial", "replicate", "load", "tokens/s", "p95 TTFT", "p95 TPOT", "holds")
+    head = ("of trial", "start", "seed", "load", "tokens/s", "p95 TTFT", "p95 TPOT", "holds")
     body = [
         (
             str(confirmation["trial"]),
             str(confirmation["replicate"]),
+            str(level["seed"]),
             f"{level['load']:g}",
             number_text(level["output_tokens_per_s"]),
             number_text(level["p95_ttft_ms"], "ms"),

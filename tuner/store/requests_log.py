@@ -65,6 +65,8 @@ def read_probes(lines: bytes, levels: Sequence[LevelResult]) -> list[Probe]:
             end_s=level.end_s,
             counters=level.counters,
             meter=level.meter,
+            stopped_early=level.stopped_early,
+            unsteady=level.unsteady,
         )
         for level in levels
     ]

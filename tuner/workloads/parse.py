@@ -56,12 +56,10 @@ class WorkloadModel(BaseModel):
     description: str = ""
     classes: dict[str, ClassModel] = Field(min_length=1)
     chinese_share: float = Field(default=0.0, ge=0, le=1)
-    levels: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
-        default=(8, 16, 32, 64), min_length=1
-    )
-    rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        default=(0.5, 1.0, 2.0, 4.0, 8.0), min_length=1
-    )
+    levels: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None, Field(min_length=1)
+    ] = None
+    rates: Annotated[tuple[Annotated[float, Field(gt=0)], ...] | None, Field(min_length=1)] = None
     target_load: float | None = Field(default=None, gt=0)
     requests: int | None = Field(default=None, ge=1)
     min_requests: int = Field(default=160, ge=1)
@@ -81,7 +79,7 @@ class WorkloadModel(BaseModel):
         if bad:
             raise ValueError(f"class name {bad[0]!r}: use letters, digits, - and _")
         for name in ("levels", "rates"):
-            if not _rising(getattr(self, name)):
+            if not _rising(getattr(self, name) or ()):
                 raise ValueError(f"{name} must rise")
         return self
 

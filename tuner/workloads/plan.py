@@ -38,16 +38,16 @@ class RequestPlan:
 
     Two plans with one seed and one workload are equal, so that settings can be compared on the
     same requests; plans with different seeds share no prompt. A plan that is driven again on the
-    same engine takes another `attempt`: classes, lengths and arrivals stay, but every prompt opens
+    same engine takes another `salt`: classes, lengths and arrivals stay, but every prompt opens
     differently, so that the prefix cache does not know it.
     """
 
     def __init__(
-        self, workload: Workload, *, seed: int, ratios: TokenRatios, attempt: int = 0
+        self, workload: Workload, *, seed: int, ratios: TokenRatios, salt: str = ""
     ) -> None:
         self._workload = workload
         self._seed = seed
-        self._attempt = attempt
+        self._salt = salt
         self._ratios = ratios
         self._quotas = _quotas(workload)
         self._order: tuple[int, list[TrafficClass]] = (-1, [])
@@ -92,7 +92,7 @@ class RequestPlan:
             shared = random.Random(f"{self._workload.name}/{traffic_class.name}/{language}")
             chars = self._ratios.chars(corpus, traffic_class.shared_prefix_tokens)
             prefix = compose(corpus, chars=chars, rng=shared)
-        start = nonce(self._rng(f"nonce/{self._attempt}", index))
+        start = nonce(self._rng(f"nonce/{self._salt}", index))
         chars = self._ratios.chars(corpus, tokens) - len(start)
         return prefix + start + compose(corpus, chars=max(chars, 1), rng=rng)
 

@@ -45,8 +45,8 @@ class Workload:
         name: of the preset, or the file.
         classes: shares add up to 1.
         chinese_share: share of prompts in Chinese.
-        levels: the concurrency ladder, rising.
-        rates: the ladder of Poisson request rates, rising.
+        levels: the concurrency ladder, rising; None searches for each setting's capacity.
+        rates: the ladder of Poisson request rates, rising; None likewise.
         target_load: the load that latency-first answers for; None takes 70 % of the capacity.
         requests: measured requests a level; None takes what the SLO needs, and at least
             `min_requests` and `requests_per_slot` for each concurrent one.
@@ -62,8 +62,8 @@ class Workload:
     name: str
     classes: tuple[TrafficClass, ...]
     chinese_share: float = 0.0
-    levels: tuple[int, ...] = (8, 16, 32, 64)
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    levels: tuple[int, ...] | None = None
+    rates: tuple[float, ...] | None = None
     target_load: float | None = None
     requests: int | None = None
     min_requests: int = 160
@@ -95,9 +95,11 @@ class Workload:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def ladder(self, mode: LoadMode) -> tuple[Load, ...]:
-        """The loads a trial walks upwards."""
+    def ladder(self, mode: LoadMode) -> tuple[Load, ...] | None:
+        """The loads a trial walks upwards; None where it searches for its capacity."""
         values = self.levels if mode == "concurrency" else self.rates
+        if values is None:
+            return None
         return tuple(Load(mode, float(value)) for value in values)
 
     def measured_requests(self, load: Load, *, needed: int) -> int:

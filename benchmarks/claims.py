@@ -1,0 +1,438 @@
+"""Whether the claims hold: a simulation study with known truth, in virtual time.
+
+    .venv/bin/python benchmarks/claims.py [certificate] [coverage] [alarms] [runs] [--quick]
+
+`certificate`: how often a load is certified at, above and below the true capacity of a queue, by
+ours and by naive rules. `coverage`: how often reported intervals contain the truth, on the
+simulated engine and on the queue. `alarms`: how often a stable queue is called growing, and an
+overloaded one is not. `runs`: whole tuning runs on simulated engines whose true capacities are
+known: false claims, runs worse than the defaults, and measuring time beside plain bisection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from objectives import (
+    Load,
+    SloCheck,
+    certify,
+    check_slo,
+    compute_metrics,
+    grows,
+    paired_ratio_interval,
+    parse_slo,
+    percentile,
+)
+from objectives.statistics import percentile_interval
+from search_spaces import Value
+from tests.fakes.virtual_probe import virtual_probe
+from tests.session.running import SMALL_RUN, VirtualRun, make_config
+from tuner.engines import merged_settings, to_arguments
+from tuner.records import EngineConfig, ProbePoint, TrialRecord
+from tuner.simulator.flags import parse_arguments
+from tuner.simulator.launch import prepare_engine
+from tuner.simulator.virtual import VirtualEngine
+
+Array = NDArray[np.float64]
+_UTILISATIONS = (0.70, 0.85, 0.95)
+_WARM = 6000
+
+
+# --- the queue ---------------------------------------------------------------------------------
+
+
+def waits(load: float, *, streams: int, requests: int, seed: int, warm: int = _WARM) -> Array:
+    """Waiting times of M/G/1 in steady state, one row a stream; lognormal service, mean 1, CV 1."""
+    rng = np.random.default_rng(seed)
+    wait = np.zeros(streams)
+    kept = np.empty((streams, requests))
+    for step in range(-warm, requests):
+        service = rng.lognormal(-0.5 * math.log(2), math.sqrt(math.log(2)), streams)
+        wait = np.maximum(0.0, wait + service - rng.exponential(1 / load, streams))
+        if step >= 0:
+            kept[:, step] = wait
+    return kept
+
+
+def true_p95(load: float, *, quick: bool) -> float:
+    """The p95 of the waiting time, from millions of requests."""
+    streams, requests = (1000, 1500) if quick else (4000, 4000)
+    return float(np.percentile(waits(load, streams=streams, requests=requests, seed=1), 95))
+
+
+def certificate_table(*, quick: bool) -> None:
+    """Share of repetitions in which a load is certified, by four rules."""
+    repetitions = 300 if quick else 2000
+    print(
+        "certified share, limit = true p95 at the utilisation; naive: 95 % of the requests of one\n"
+        "run, or of all replicates pooled, proven below the limit as if independent"
+    )
+    print(f"{'utilisation':>11}{'load':>7}{'replicates':>12}{'one run':>9}{'pooled':>8}{'ours':>7}")
+    for utilisation in _UTILISATIONS:
+        limit = true_p95(utilisation, quick=quick)
+        for share in (0.90, 0.95, 1.0, 1.05):
+            if utilisation * share >= 1:
+                continue
+            for requests in (400, 1000):
+                row = _certified(utilisation * share, limit, repetitions, 5, requests)
+                print(
+                    f"{utilisation:>11.2f}{share:>7.2f}{f'5 x {requests}':>12}"
+                    f"{row[0]:>9.3f}{row[1]:>8.3f}{row[2]:>7.3f}",
+                    flush=True,
+                )
+
+
+def _certified(
+    load: float, limit: float, repetitions: int, replicates: int, requests: int
+) -> tuple[float, float, float]:
+    streams = waits(load, streams=repetitions * replicates, requests=requests, seed=7)
+    p95s = np.percentile(streams, 95, axis=1).reshape(repetitions, replicates)
+    late = (streams > limit).sum(axis=1).reshape(repetitions, replicates)
+    one = [_binomial_holds(int(row[0]), requests) for row in late]
+    pooled = [_binomial_holds(int(row.sum()), replicates * requests) for row in late]
+    ours = [_ours_holds(p, v, limit, requests) for p, v in zip(p95s, late, strict=True)]
+    return float(np.mean(one)), float(np.mean(pooled)), float(np.mean(ours))
+
+
+def _binomial_holds(late: int, total: int) -> bool:
+    """The exact upper bound of the share of late requests, as if they were independent."""
+    return float(stats.beta.ppf(0.95, late + 1, total - late)) <= 0.05
+
+
+def _ours_holds(p95s: Array, late: Array, limit: float, requests: int) -> bool:
+    return _certificate(p95s, late, slo_limit=limit, requests=requests)[0].holds is True
+
+
+def _certificate(
+    p95s: Sequence[float] | Array, late: Sequence[int] | Array, *, slo_limit: float, requests: int
+) -> tuple[SloCheck, ...]:
+    slo = parse_slo(f"p95_ttft={slo_limit:.9f}ms")
+    errors = SloCheck("error_rate<=1%", 0.0, 0.0, True, None, None, requests, 1, 0)
+    rows = [
+        (
+            SloCheck("ttft", float(p), None, None, None, None, requests, 59, int(v)),
+            errors,
+        )
+        for p, v in zip(p95s, late, strict=True)
+    ]
+    return certify(rows, slo=slo, pooled=rows[0])
+
+
+# --- coverage ----------------------------------------------------------------------------------
+
+
+def coverage_table(*, quick: bool) -> None:
+    """How often intervals contain the truth: certificate and naive, on engine and queue."""
+    repetitions = 60 if quick else 300
+    print("share of intervals that contain the truth (5 replicates of 1,000 requests each)")
+    form = "{:<34}{:>11}{:>13}{:>15}{:>13}"
+    print(form.format("", "load/cap.", "certificate", "naive, pooled", "ratio of two"))
+    for utilisation in _UTILISATIONS:
+        row = _queue_coverage(utilisation, 500 if quick else 1000, quick=quick)
+        print(form.format("M/G/1 waiting, p95", f"{utilisation:.2f}", *row), flush=True)
+    for mode in ("concurrency", "rate"):
+        capacity = _engine_capacity(mode)
+        for utilisation in _UTILISATIONS:
+            load = _at(mode, utilisation * capacity)
+            for metric in ("ttft", "tpot"):
+                row = _engine_coverage(load, metric, repetitions)
+                name = f"engine, {mode}, p95 {metric.upper()}"
+                print(form.format(name, f"{utilisation:.2f}", *row), flush=True)
+
+
+def _queue_coverage(load: float, repetitions: int, *, quick: bool) -> tuple[str, str, str]:
+    truth = true_p95(load, quick=quick)
+    streams = waits(load, streams=repetitions * 5, requests=1000, seed=11)
+    p95s = np.percentile(streams, 95, axis=1).reshape(repetitions, 5)
+    ours = naive = 0
+    for index, row in enumerate(p95s):
+        check = _certificate(row, [0] * 5, slo_limit=truth, requests=1000)[0]
+        ours += _contains(check.low, check.high, truth)
+        values = streams[index * 5 : index * 5 + 5].ravel()
+        interval = percentile_interval(values.tolist(), 95)
+        naive += _contains(interval.low, interval.high, truth)
+    return f"{ours / repetitions:.3f}", f"{naive / repetitions:.3f}", "-"
+
+
+def _contains(low: float | None, high: float | None, truth: float) -> bool:
+    return low is not None and high is not None and low <= truth <= high
+
+
+_SLO = parse_slo("p95_ttft=800ms,p95_tpot=50ms")
+
+
+def _engine(settings: dict[str, Value] | None = None) -> VirtualEngine:
+    fixed: dict[str, Value] = {"profile": "demo", "max_model_len": 4096, "time_noise": 0.03}
+    config = EngineConfig("simulated", "m", ("vllm-simulated", "serve"), None, fixed)
+    words = ["m", *to_arguments(merged_settings(config, settings or {}))]
+    return prepare_engine(parse_arguments(words)).virtual_engine()
+
+
+def _workload(folder: Path, requests: int) -> Any:
+    workload = {"classes": SMALL_RUN["workload"]["classes"], "requests": requests}
+    return make_config(folder, workload=workload).workload
+
+
+def _at(mode: str, value: float) -> Load:
+    return Load(mode, max(1.0, round(value))) if mode == "concurrency" else Load(mode, value)  # type: ignore[arg-type]
+
+
+def _truth(engine: VirtualEngine, load: Load, workload: Any, *, seeds: int = 12) -> Any:
+    """Pooled metrics of many long probes."""
+    probes = [
+        virtual_probe(
+            engine, ProbePoint(load, 900_000 + s), workload=workload, slo=_SLO, noise_seed=s
+        )
+        for s in range(seeds)
+    ]
+    return compute_metrics(probes, slo=_SLO)
+
+
+def _engine_capacity(mode: str) -> float:
+    """The largest load at which the pooled p95s of long probes hold, by bisection."""
+    with tempfile.TemporaryDirectory() as folder:
+        return true_capacity(_engine(), mode, _workload(Path(folder), 2000))
+
+
+def true_capacity(engine: VirtualEngine, mode: str, workload: Any) -> float:
+    """Bisection with long probes; within 1 %."""
+
+    def holds(load: float) -> bool:
+        metrics = _truth(engine, _at(mode, load), workload, seeds=3)
+        return bool(metrics.p95_ttft_ms <= 800 and metrics.p95_tpot_ms <= 50)
+
+    low, high = (1.0, 2.0) if mode == "concurrency" else (0.25, 0.5)
+    if not holds(low):
+        return 0.0
+    while holds(high) and high < 1000:
+        low, high = high, high * 2
+    while high / low > 1.01 and (mode == "rate" or high - low > 1):
+        middle = math.sqrt(low * high)
+        middle = float(round(middle)) if mode == "concurrency" else middle
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _engine_coverage(load: Load, metric: str, repetitions: int) -> tuple[str, str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        workload = _workload(Path(folder), 1000)
+        long = _workload(Path(folder), 4000)
+    engines = [_engine(), _engine({"max_num_seqs": 64, "max_num_batched_tokens": 2048})]
+    truths = [_truth(engine, load, long) for engine in engines]
+    name = f"p95_{metric}_ms"
+    truth = getattr(truths[0], name)
+    true_ratio = truths[1].output_tokens_per_s / truths[0].output_tokens_per_s
+    # Few independent replicates, drawn into many sets of five: a set shares none within itself.
+    count = max(30, repetitions // 4)
+    probes = [
+        [
+            virtual_probe(
+                engine, ProbePoint(load, s), workload=workload, slo=_SLO, noise_seed=s + 1
+            )
+            for s in range(count)
+        ]
+        for engine in engines
+    ]
+    metrics = [[compute_metrics([p], slo=_SLO) for p in row] for row in probes]
+    checks = [
+        check_slo([p], slo=_SLO, metrics=m) for p, m in zip(probes[0], metrics[0], strict=True)
+    ]
+    values = [[getattr(r, f"{metric}_ms") for r in p.measured] for p in probes[0]]
+    position = 0 if metric == "ttft" else 1
+    rng = random.Random(5)
+    ours = naive = ratios = 0
+    for _ in range(repetitions):
+        chosen = rng.sample(range(count), 5)
+        check = certify([checks[i] for i in chosen], slo=_SLO, pooled=checks[0])[position]
+        ours += _contains(check.low, check.high, truth)
+        pooled = [v for i in chosen for v in values[i] if v is not None]
+        interval = percentile_interval(pooled, 95)
+        naive += _contains(interval.low, interval.high, truth)
+        _, between = paired_ratio_interval(
+            [metrics[1][i].output_tokens_per_s or 0.0 for i in chosen],
+            [metrics[0][i].output_tokens_per_s or 0.0 for i in chosen],
+        )
+        ratios += _contains(between.low, between.high, true_ratio)
+    return (
+        f"{ours / repetitions:.3f}",
+        f"{naive / repetitions:.3f}",
+        f"{ratios / repetitions:.3f}",
+    )
+
+
+# --- growing queues ----------------------------------------------------------------------------
+
+
+def alarms_table(*, quick: bool) -> None:
+    """How often the rule for growing queues fires, stable and overloaded."""
+    streams = 300 if quick else 1500
+    print("share of series in which the waiting time is called growing, by number of requests")
+    print(f"{'load':>6}{'n = 100':>10}{'n = 200':>10}{'n = 400':>10}")
+    for load in (0.5, 0.7, 0.85, 0.95, 1.1, 1.2, 1.5):
+        cells = []
+        for count in (100, 200, 400):
+            series = waits(
+                load, streams=streams, requests=count, seed=3, warm=_WARM if load < 1 else 0
+            )
+            cells.append(sum(grows(row.tolist()) for row in series) / streams)
+        print(f"{load:>6.2f}" + "".join(f"{cell:>10.3f}" for cell in cells), flush=True)
+
+
+# --- whole runs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What one whole tuning run claimed, and what is true.
+
+    Attributes:
+        certified: the published load over the winner's true capacity; None without a claim.
+        gain: the winner's true tokens/s at its published load over the defaults' at theirs.
+        interval_holds: whether the interval of the ratio contains the true one.
+        measure_s: measuring seconds of the search.
+        bisection_s: what plain bisection of every setting would have measured.
+        verdict: of the run.
+    """
+
+    certified: float | None
+    gain: float | None
+    interval_holds: bool | None
+    measure_s: float
+    bisection_s: float
+    verdict: str
+
+
+def run_outcome(seed: int, folder: Path, mode: str, truth: dict[str, float]) -> RunOutcome:
+    """One run of 12 trials, judged by long measurements of what it recommends."""
+    workload = {"classes": SMALL_RUN["workload"]["classes"], "min_requests": 160}
+    args = {"profile": "demo", "max_model_len": 4096, "time_noise": 0.03}
+    config = make_config(
+        folder, workload=workload, engine_arg=args, load=mode, seed=seed, trials=12,
+        confirm={"replicates": 5, "requests": 1000},
+    )  # fmt: skip
+    run = VirtualRun(config, workers=1)
+    document = run.run()
+    records = run.folder.trials()
+    found = document["recommendations"]["throughput_first"]
+    certified = gain = holds = None
+    if found is not None:
+        key = str(sorted(found["settings"].items()))
+        long = _workload(folder, 2000)
+        if key not in truth:
+            truth[key] = true_capacity(_engine(found["settings"]), mode, long)
+        value = found["load"]["value"]
+        certified = value / max(truth[key], 1e-9)
+        theirs = document["baseline"]
+        mine = _truth(_engine(found["settings"]), Load(mode, value), long, seeds=4)  # type: ignore[arg-type]
+        base_load = Load(mode, theirs["load"]["value"])  # type: ignore[arg-type]
+        base = _truth(_engine(), base_load, long, seeds=4)
+        gain = mine.output_tokens_per_s / base.output_tokens_per_s
+        versus = found["vs_baseline"]
+        if versus["low"] is not None and found["trial"] != 0:
+            holds = _contains(versus["low"], versus["high"], gain)
+    return RunOutcome(
+        certified,
+        gain,
+        holds,
+        sum(r.measure_s for r in records),
+        _bisection_s(records, mode),
+        document["verdict"],
+    )
+
+
+def _bisection_s(records: Sequence[TrialRecord], mode: str) -> float:
+    """Plain bisection for every setting that was tried, every probe driven to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        workload = _workload(Path(folder), 160)
+    total_s = 0.0
+    for record in records:
+        engine = _engine(dict(record.settings))
+        low, high, value = 0.0, math.inf, 8.0 if mode == "concurrency" else 1.0
+        while high == math.inf or (
+            high - low > max(1.0, 0.05 * low) if mode == "concurrency" else high / low > 1.05
+        ):
+            load = _at(mode, value)
+            probe = virtual_probe(engine, ProbePoint(load, 0), workload=workload, slo=_SLO)
+            total_s += max(r.end_s for r in probe.records)
+            checks = check_slo([probe], slo=_SLO, metrics=compute_metrics([probe], slo=_SLO))
+            if all(check.holds for check in checks):
+                low = load.value
+            else:
+                high = load.value
+            if high <= 1 or (mode == "rate" and high < 0.05):
+                break
+            value = low * 2 if high == math.inf else high / 2 if low == 0 else math.sqrt(low * high)
+            if mode == "concurrency" and low and high - low <= 1:
+                break
+    return total_s
+
+
+def runs_table(*, quick: bool) -> None:
+    """Whole runs on the simulated engine: claims against the truth, time against bisection."""
+    for mode in ("concurrency", "rate"):
+        truth: dict[str, float] = {}
+        outcomes = []
+        for seed in range(4 if quick else 40):
+            with tempfile.TemporaryDirectory() as folder:
+                outcomes.append(run_outcome(seed, Path(folder), mode, truth))
+        claimed = [o for o in outcomes if o.certified is not None]
+        gains = [o.gain for o in claimed if o.gain is not None]
+        inside = [o.interval_holds for o in claimed if o.interval_holds is not None]
+        shares = [o.measure_s / o.bisection_s for o in outcomes]
+        loads = [o.certified for o in claimed if o.certified is not None]
+        print(f"{mode}: {len(outcomes)} runs, {len(claimed)} with a claim")
+        print(f"  published load / true capacity: {_spread(loads)}")
+        print(f"  claims more than 5 % over it: {sum(v > 1.05 for v in loads)} of {len(loads)}")
+        print(f"  true tokens/s over the defaults': {_spread(gains)}")
+        print(f"  worse than the defaults: {sum(g < 0.98 for g in gains)} of {len(gains)}")
+        print(f"  interval of the ratio contains it: {sum(inside)} of {len(inside)}")
+        print(f"  measuring seconds / plain bisection: {_spread(shares)}", flush=True)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    low, high = percentile(values, 5), percentile(values, 95)
+    return f"median {median(values):.2f}, 5-95 % {low:.2f} to {high:.2f}"
+
+
+def main() -> None:
+    """Run the parts asked for."""
+    parts: dict[str, Callable[..., None]] = {
+        "certificate": certificate_table,
+        "coverage": coverage_table,
+        "alarms": alarms_table,
+        "runs": runs_table,
+    }
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=list(parts))
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    asked = parser.parse_args()
+    print(f"cores {os.cpu_count()}, one used", flush=True)
+    for name in asked.parts:
+        started_s = time.monotonic()
+        print(f"\n== {name}", flush=True)
+        parts[name](quick=asked.quick)
+        print(f"({time.monotonic() - started_s:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

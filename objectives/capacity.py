@@ -1,0 +1,205 @@
+"""Capacity of a setting: which load to probe next, and what all probes together say.
+
+Capacity is the largest load at which every target holds. The search works on the logarithm of the
+load; the estimate is an isotonic fit over all probes, also those that failed, so one unlucky
+verdict does not decide it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from objectives.statistics import isotonic_fit
+
+MAX_PROBES = 16
+_LARGEST_STEP = 2.0
+# A guess inside the bracket keeps this share of its width from either end.
+_MARGIN = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How one probe stands to one target; rises with load.
+
+    Attributes:
+        value: share of violating requests, or the log of observed / limit where there is none.
+        limit: crossing it breaks the target.
+        weight: requests behind it.
+    """
+
+    value: float
+    limit: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """One probe as the capacity search sees it.
+
+    Attributes:
+        load: concurrency or requests/s.
+        holds: the joint verdict; what is unresolved does not count as carried.
+        ratio: the largest observed / limit over all targets; None where undefined.
+        scores: by target.
+    """
+
+    load: float
+    holds: bool | None
+    ratio: float | None = None
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySearch:
+    """Bracket, then narrow it down.
+
+    Attributes:
+        start: the first load.
+        step: factor of the first step up or down; it grows up to 2.
+        resolution: the relative width at which the search ends, as 0.05.
+        is_integer: concurrency is a whole number, and 1 apart is as near as can be.
+        max_load: never probe above.
+    """
+
+    start: float
+    step: float = _LARGEST_STEP
+    resolution: float = 0.05
+    is_integer: bool = True
+    max_load: float = 4096.0
+
+    def next_load(self, points: Sequence[LoadPoint]) -> float | None:
+        """The load to probe next, or None when the capacity is known well enough."""
+        if not points:
+            return self._allowed(self.start)
+        if len(points) >= MAX_PROBES:
+            return None
+        low = max((p.load for p in points if p.holds), default=None)
+        high = min((p.load for p in points if not p.holds), default=None)
+        if high is None:
+            assert low is not None
+            return self._beyond(low, points, self._up)
+        if low is None:
+            return self._beyond(high, points, self._down)
+        if self._is_narrow(low, high):
+            return None
+        return self._between(low, high, points)
+
+    def _up(self, load: float, factor: float) -> float:
+        return self._allowed(max(load * factor, load + 1 if self.is_integer else 0.0))
+
+    def _down(self, load: float, factor: float) -> float:
+        return self._allowed(min(load / factor, load - 1 if self.is_integer else load))
+
+    def _beyond(
+        self, edge: float, points: Sequence[LoadPoint], move: Callable[[float, float], float]
+    ) -> float | None:
+        """One step further than the edge; each step is twice as wide as the one before."""
+        is_up = edge >= self.start
+        steps = sum(p.load >= self.start if is_up else p.load <= self.start for p in points)
+        factor = min(self.step ** (2 ** max(steps - 1, 0)), _LARGEST_STEP)
+        load = move(edge, factor)
+        if load == edge or load < self.start / 2**10:
+            return None
+        return load
+
+    def _is_narrow(self, low: float, high: float) -> bool:
+        if high <= low:
+            # A pass above a failure: noise, and the fit over all probes has to settle it.
+            return True
+        if self.is_integer:
+            return high - low <= max(1.0, self.resolution * low)
+        return high / low <= 1 + self.resolution
+
+    def _between(self, low: float, high: float, points: Sequence[LoadPoint]) -> float:
+        """Where the ratio should cross 1, kept off both ends; the middle where that is unknown.
+
+        Aiming always at the crossing would move one end only, so a guess that lies within the
+        resolution of an end is moved to the crossing's other side.
+        """
+        width = math.log(high / low)
+        guess = _crossing(low, high, points)
+        place = 0.5 if guess is None else math.log(guess / low) / width
+        near = math.log1p(self.resolution) / width
+        if place < near:
+            place += near / 2
+        elif place > 1 - near:
+            place -= near / 2
+        place = min(max(place, _MARGIN), 1 - _MARGIN)
+        load = self._allowed(low * math.exp(place * width))
+        if self.is_integer:
+            load = min(max(load, low + 1), high - 1)
+        return load
+
+    def _allowed(self, load: float) -> float:
+        if not self.is_integer:
+            return min(load, self.max_load)
+        return float(min(max(1, round(load)), math.floor(self.max_load)))
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What all probes of a setting say.
+
+    Attributes:
+        estimate: the load at which the first target breaks, by the fit; None where none holds.
+        highest_held: the highest load that held below the estimate; None where none did.
+        is_bounded: whether a load was seen to fail; else the estimate is "at least".
+    """
+
+    estimate: float | None
+    highest_held: float | None
+    is_bounded: bool
+
+
+def fit_capacity(points: Sequence[LoadPoint]) -> Capacity:
+    """Isotonic fit of each target's score over the log of the load; the first crossing counts."""
+    ordered = sorted(points, key=lambda p: p.load)
+    held = [p.load for p in ordered if p.holds]
+    is_bounded = any(not p.holds for p in ordered)
+    if not held:
+        return Capacity(None, None, is_bounded)
+    if not is_bounded:
+        return Capacity(held[-1], held[-1], is_bounded=False)
+    names = {name for p in ordered for name in p.scores}
+    crossings = [_first_crossing(ordered, name) for name in sorted(names)]
+    estimate = min((c for c in crossings if c is not None), default=None)
+    if estimate is None:
+        # What fails has no scores (a crash): the bracket is all that is known.
+        failed = min(
+            (p.load for p in ordered if not p.holds and p.load > held[0]), default=held[-1]
+        )
+        estimate = math.sqrt(max(h for h in held if h <= failed) * failed)
+    below = [load for load in held if load <= estimate]
+    return Capacity(estimate, below[-1] if below else held[0], is_bounded=True)
+
+
+def _first_crossing(ordered: Sequence[LoadPoint], name: str) -> float | None:
+    """Where a target's fitted score crosses its limit, interpolated in the log of the load."""
+    known = [(p.load, p.scores[name]) for p in ordered if name in p.scores]
+    fitted = isotonic_fit([s.value for _, s in known], weights=[s.weight for _, s in known])
+    limit = known[0][1].limit
+    before: tuple[float, float] | None = None
+    for (load, _), value in zip(known, fitted, strict=True):
+        if value > limit:
+            if before is None:
+                return load
+            share = (limit - before[1]) / (value - before[1])
+            return _log_between(before[0], load, share)
+        before = (load, value)
+    return None
+
+
+def _crossing(low: float, high: float, points: Sequence[LoadPoint]) -> float | None:
+    """Where the line through the bracket's ends in log load and log ratio crosses ratio 1."""
+    below = next((p.ratio for p in points if p.load == low and p.holds), None)
+    above = next((p.ratio for p in points if p.load == high and not p.holds), None)
+    if not below or not above or below >= 1 or above <= 1:
+        return None
+    share = -math.log(below) / (math.log(above) - math.log(below))
+    return _log_between(low, high, share)
+
+
+def _log_between(low: float, high: float, share: float) -> float:
+    return low * math.exp(share * math.log(high / low))

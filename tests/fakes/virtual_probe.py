@@ -1,0 +1,170 @@
+"""One probe of a simulated engine in virtual time, with everything that the real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from objectives import (
+    Load,
+    Probe,
+    RequestFailure,
+    RequestRecord,
+    RequestRole,
+    Slo,
+    requests_needed,
+)
+from tuner.load.early_stop import EarlyStop, Progress
+from tuner.records import ProbePoint
+from tuner.simulator.virtual import (
+    RequestTimes,
+    VirtualEngine,
+    VirtualRequest,
+    simulate_arrivals,
+    simulate_concurrency,
+)
+from tuner.steadiness import steady_part
+from tuner.workloads import PlannedRequest, RequestPlan, Workload, fallback_ratios
+
+_WATCH_S = 0.25
+
+
+def virtual_probe(
+    engine: VirtualEngine, point: ProbePoint, *, workload: Workload, slo: Slo, noise_seed: int = 0
+) -> Probe:
+    """Drive one load; the same plan, roles and rules as the meter and the probe have."""
+    load = point.load
+    warm_up, count = _sizes(workload, point, slo)
+    plan = RequestPlan(workload, seed=point.seed, ratios=fallback_ratios())
+    filler = round(load.value) if load.mode == "concurrency" else 0
+    planned = [plan.request(i) for i in range(warm_up + count + filler)]
+    times = _simulate(engine, plan, planned, load, noise_seed=noise_seed)
+    records = [_record(planned[t.index], t, warm_up=warm_up, count=count) for t in times]
+    reason, stop_s = "", float("inf")
+    if point.may_stop_early:
+        reason, stop_s = _early_stop(records, slo, load)
+    if reason:
+        records = _stopped(records, slo, load, stop_s)
+    measured = [r for r in records if r.role is RequestRole.MEASURED]
+    last_s = max(r.end_s for r in measured)
+    probe = Probe(
+        load=load,
+        seed=point.seed,
+        records=tuple(records),
+        window_start_s=min(r.scheduled_s for r in measured),
+        window_end_s=max(r.scheduled_s for r in measured),
+        end_s=last_s,
+        stopped_early=reason,
+    )
+    return steady_part(probe)
+
+
+def _sizes(workload: Workload, point: ProbePoint, slo: Slo) -> tuple[int, int]:
+    load = point.load
+    needed = requests_needed(slo, class_shares=workload.class_shares)
+    count = workload.measured_requests(load, needed=max(needed, point.requests or 0))
+    if load.mode == "concurrency":
+        return 2 * round(load.value), count
+    return max(10, count // 5), count
+
+
+def _simulate(
+    engine: VirtualEngine,
+    plan: RequestPlan,
+    planned: Sequence[PlannedRequest],
+    load: Load,
+    *,
+    noise_seed: int,
+) -> Sequence[RequestTimes]:
+    requests = [VirtualRequest(p.prompt_tokens, p.output_tokens) for p in planned]
+    if load.mode == "concurrency":
+        slots = round(load.value)
+        return simulate_concurrency(
+            requests, concurrency=slots, engine=engine, seed=noise_seed
+        ).requests
+    arrivals = plan.arrivals_s(load.value)
+    arrivals_s = [next(arrivals) for _ in requests]
+    return simulate_arrivals(
+        requests, arrivals_s=arrivals_s, engine=engine, seed=noise_seed
+    ).requests
+
+
+def _record(
+    request: PlannedRequest, times: RequestTimes, *, warm_up: int, count: int
+) -> RequestRecord:
+    role = RequestRole.WARM_UP if request.index < warm_up else RequestRole.MEASURED
+    if request.index >= warm_up + count:
+        role = RequestRole.FILLER
+    return RequestRecord(
+        index=request.index,
+        traffic_class=request.traffic_class,
+        role=role,
+        scheduled_s=times.scheduled_s,
+        sent_s=times.scheduled_s,
+        first_token_s=times.token_s[0],
+        last_token_s=times.token_s[-1],
+        end_s=times.token_s[-1],
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        planned_output_tokens=request.output_tokens,
+        chunk_times_s=times.token_s,
+    )
+
+
+def _early_stop(records: Sequence[RequestRecord], slo: Slo, load: Load) -> tuple[str, float]:
+    """Look at the measured requests every quarter of a second, as the meter does."""
+    watcher = EarlyStop(slo, mode=load.mode)
+    measured = sorted(
+        (r for r in records if r.role is RequestRole.MEASURED), key=lambda r: r.scheduled_s
+    )
+    end_s = max(r.end_s for r in measured)
+    now_s, sent = 0.0, 0
+    progress: list[Progress] = []
+    while now_s < end_s:
+        now_s += _WATCH_S
+        while sent < len(measured) and measured[sent].scheduled_s <= now_s:
+            r = measured[sent]
+            progress.append(Progress(r.traffic_class, r.planned_output_tokens, r.scheduled_s))
+            sent += 1
+        for p, r in zip(progress, measured, strict=False):
+            if p.first_token_s is None and r.first_token_s is not None:
+                p.first_token_s = r.first_token_s if r.first_token_s <= now_s else None
+            if p.record is None and r.end_s <= now_s:
+                p.record = r
+        reason = watcher.reason(progress, now_s=now_s)
+        if reason:
+            return reason, now_s
+    return "", float("inf")
+
+
+def _stopped(
+    records: Sequence[RequestRecord], slo: Slo, load: Load, stop_s: float
+) -> list[RequestRecord]:
+    """What is left when the meter stops: open requests that are late stay measured."""
+    watcher = EarlyStop(slo, mode=load.mode)
+    kept = []
+    for r in records:
+        if r.scheduled_s > stop_s:
+            continue
+        if r.end_s <= stop_s:
+            kept.append(r)
+            continue
+        first_s = r.first_token_s
+        seen_s = first_s if first_s is not None and first_s <= stop_s else None
+        times = tuple(t for t in r.chunk_times_s if t <= stop_s)
+        open_request = Progress(r.traffic_class, r.planned_output_tokens, r.scheduled_s, seen_s)
+        is_late = watcher.is_violated(open_request, now_s=stop_s)
+        is_measured = r.role is RequestRole.MEASURED and is_late
+        kept.append(
+            replace(
+                r,
+                role=RequestRole.MEASURED if is_measured else RequestRole.FILLER,
+                first_token_s=seen_s,
+                last_token_s=times[-1] if times else None,
+                end_s=stop_s,
+                chunk_times_s=times,
+                output_tokens=len(times) or None,
+                failure=RequestFailure.UNFINISHED,
+            )
+        )
+    return kept

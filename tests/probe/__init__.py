@@ -1,0 +1,1 @@
+"""One probe, from the requests to a verdict."""

@@ -1,0 +1,92 @@
+"""What of a probe is steady, and when it proves nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from objectives import (
+    Load,
+    Probe,
+    RequestRecord,
+    RequestRole,
+    compute_metrics,
+    parse_slo,
+)
+from tests.objectives.builders import make_probe, make_record
+from tuner.steadiness import steady_part
+from tuner.trial import judged_level
+
+SLO = parse_slo("p50_ttft=800ms")
+
+
+def _probe(ttfts_ms: list[float], *, gap_s: float = 0.1, rate: bool = False) -> Probe:
+    records = [
+        make_record(i, scheduled_s=i * gap_s, ttft_ms=ttft, gaps_ms=[1.0])
+        for i, ttft in enumerate(ttfts_ms)
+    ]
+    probe = make_probe(records, window=(0.0, (len(records) - 1) * gap_s))
+    return replace(probe, load=Load("rate", 1 / gap_s)) if rate else probe
+
+
+def _noise(count: int, centre: float) -> list[float]:
+    rng = random.Random(2)
+    return [centre * rng.lognormvariate(0, 0.2) for _ in range(count)]
+
+
+def test_a_slow_beginning_becomes_warm_up_and_leaves_the_window() -> None:
+    """Requests, tokens and the window's start move together."""
+    probe = steady_part(_probe(_noise(30, 2000) + _noise(170, 100)))
+    assert probe.unsteady == ""
+    assert 30 <= 200 - len(probe.measured) <= 45
+    assert probe.window_start_s == probe.measured[0].scheduled_s
+    p95_ms = compute_metrics([probe], slo=SLO).p95_ttft_ms
+    assert p95_ms is not None
+    assert p95_ms < 300
+
+
+def test_a_steady_probe_is_left_as_it_is() -> None:
+    """Nothing is cut where nothing has to settle."""
+    probe = _probe(_noise(160, 100))
+    assert steady_part(probe) == probe
+
+
+def test_a_probe_that_never_settles_is_unresolved_whatever_it_measured() -> None:
+    """TTFT that rises to the end holds nothing, even below its limit."""
+    probe = steady_part(_probe([float(i) for i in range(200)]))
+    assert "not settled" in probe.unsteady
+    metrics = compute_metrics([probe], slo=SLO)
+    level = judged_level(probe, metrics=metrics, slo=SLO, measure_s=1.0)
+    assert level.holds is None
+    assert level.unsteady == probe.unsteady
+
+
+def test_arrivals_that_outrun_the_engine_are_not_steady_in_rate_mode() -> None:
+    """Half of what arrives is still open at the window's end: a queue that grows."""
+    values = [100.0] * 100 + [60_000.0] * 100
+    assert "only 10" in steady_part(_probe(values, rate=True)).unsteady or (
+        "settled" in steady_part(_probe(values, rate=True)).unsteady
+    )
+    assert steady_part(_probe([100.0] * 200, rate=True)).unsteady == ""
+
+
+def test_a_probe_that_ended_early_is_not_judged_again() -> None:
+    """It failed; what it saw first is part of that."""
+    probe = replace(_probe([float(i) for i in range(200)]), stopped_early="p50_ttft fails")
+    assert steady_part(probe) == probe
+    metrics = compute_metrics([probe], slo=SLO)
+    assert judged_level(probe, metrics=metrics, slo=SLO, measure_s=1.0).holds is False
+
+
+def test_warm_up_and_filler_stay_what_they_are() -> None:
+    """Only measured requests are cut."""
+    probe = _probe(_noise(30, 2000) + _noise(170, 100))
+    roles: dict[int, RequestRole] = {0: RequestRole.WARM_UP, 199: RequestRole.FILLER}
+
+    def with_role(record: RequestRecord) -> RequestRecord:
+        return replace(record, role=roles.get(record.index, record.role))
+
+    probe = replace(probe, records=tuple(map(with_role, probe.records)))
+    cut = steady_part(probe)
+    assert cut.records[199].role is RequestRole.FILLER
+    assert cut.records[0].role is RequestRole.WARM_UP

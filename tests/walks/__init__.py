@@ -1,0 +1,1 @@
+"""Which loads a trial drives."""

@@ -1,0 +1,147 @@
+"""Ladders, points, capacity searches and races, level by level."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+
+from objectives import (
+    CapacitySearch,
+    EngineCounters,
+    Load,
+    LoadMode,
+    MeterHealth,
+    Metrics,
+    SloCheck,
+    parse_slo,
+)
+from tuner.records import LevelResult, LoadWalk, ProbePoint
+from tuner.walks import CapacityWalk, Incumbent, LadderWalk, PointsWalk, RaceWalk, load_point
+
+SLO = parse_slo("p95_ttft=800ms")
+SEED = 7
+
+
+def _level(
+    load: float, capacity: float, *, tokens: float | None = None, mode: LoadMode = "concurrency"
+) -> LevelResult:
+    ratio = (load / capacity) ** 2
+    ttft = SloCheck("p95_ttft<=800ms", 800 * ratio, ratio, ratio <= 1, None, None, 100, 59)
+    errors = SloCheck("error_rate<=1%", 0.0, 0.0, True, None, None, 100, 1, 0)
+    return LevelResult(
+        load=Load(mode, load),
+        seed=SEED,
+        metrics=Metrics(output_tokens_per_s=100 * load**0.5 if tokens is None else tokens),
+        checks=(ttft, errors),
+        holds=ratio <= 1,
+        worst_ratio=ratio,
+        measure_s=1.0,
+        requests=100,
+        window_start_s=0.0,
+        window_end_s=1.0,
+        end_s=1.0,
+        counters=EngineCounters(),
+        meter=MeterHealth(),
+    )
+
+
+def _walk(walk: LoadWalk, capacity: float, **changes: float) -> list[float]:
+    done: list[LevelResult] = []
+    while (point := walk.next_point(done)) is not None:
+        assert point.seed == SEED
+        done.append(_level(point.load.value, capacity, mode=point.load.mode, **changes))
+        assert len(done) < 30
+    return [level.load.value for level in done]
+
+
+def _race(*, mode: LoadMode = "concurrency", tokens_per_s: float = 565.0) -> RaceWalk:
+    search = CapacitySearch(start=32, step=1.15, is_integer=mode == "concurrency")
+    return RaceWalk(
+        CapacityWalk(search, mode, SEED, SLO),
+        target_load=22.0,
+        incumbent=Incumbent(32.0, tokens_per_s),
+    )
+
+
+def test_a_ladder_is_climbed_until_the_slo_fails() -> None:
+    """8, 16, 32 hold, 64 fails, 128 is not tried."""
+    walk = LadderWalk(tuple(Load("concurrency", v) for v in (8.0, 16.0, 32.0, 64.0, 128.0)), SEED)
+    assert _walk(walk, 40) == [8, 16, 32, 64]
+    assert _walk(walk, 4) == [8]
+
+
+def test_points_are_all_measured_to_their_end() -> None:
+    """A confirmation measures what it was asked for, also after a failure, and never ends early."""
+    points = tuple(ProbePoint(Load("concurrency", v), SEED) for v in (64.0, 8.0))
+    walk = PointsWalk(points)
+    assert _walk(walk, 10) == [64, 8]
+    first = walk.next_point(())
+    assert first is not None
+    assert not first.may_stop_early
+
+
+def test_a_capacity_search_ends_within_five_percent() -> None:
+    """Doubling from the first load, then narrowing; probes may end early."""
+    walk = CapacityWalk(CapacitySearch(start=8.0), "concurrency", SEED, SLO)
+    loads = _walk(walk, 50)
+    assert loads[:4] == [8, 16, 32, 64]
+    assert max(v for v in loads if v <= 50) >= 48
+    first = walk.next_point(())
+    assert first is not None
+    assert first.may_stop_early
+
+
+def test_a_challenger_that_fails_at_the_target_load_is_out_after_one_probe() -> None:
+    """Losing the easier race with fewer tokens/s than the best loses both policies."""
+    assert _walk(_race(), 15) == [22]
+
+
+def test_a_challenger_that_loses_above_the_incumbent_keeps_its_target_probe() -> None:
+    """Two probes: it may still win latency-first, and does not search for its capacity."""
+    assert _walk(_race(), 30) == [22, 33]
+
+
+def test_a_survivor_searches_upwards_from_the_incumbents_load() -> None:
+    """Both races won: its own capacity is bracketed from there in small steps."""
+    loads = _walk(_race(), 41)
+    assert loads[:2] == [22, 33]
+    assert loads[2] == 38
+    assert max(v for v in loads if v <= 41) >= 39
+
+
+def test_more_tokens_at_a_lost_load_keep_the_challenger_in_the_race() -> None:
+    """Failing at 33 proves nothing against a setting that carries more there: it looks below."""
+    loads = _walk(_race(), 30, tokens=700.0)
+    assert loads[:2] == [22, 33]
+    assert len(loads) > 2
+    assert all(22 < load < 33 for load in loads[2:])
+
+
+def test_requests_per_second_that_are_not_carried_end_the_race() -> None:
+    """In rate mode the rate carried is the throughput, so there is nothing to find below."""
+    assert _walk(_race(mode="rate"), 30, tokens=700.0) == [22, pytest.approx(32.64)]
+
+
+def test_a_target_load_above_the_incumbents_comes_after_it() -> None:
+    """The easier challenge comes first, whichever that is."""
+    capacity = CapacityWalk(CapacitySearch(start=32, step=1.15), "concurrency", SEED, SLO)
+    walk = RaceWalk(capacity, target_load=60.0, incumbent=Incumbent(32.0, 565.0))
+    assert _walk(walk, 100)[:2] == [33, 60]
+
+
+def test_walks_cross_process_boundaries() -> None:
+    """A worker may live on another machine."""
+    walk = _race()
+    assert pickle.loads(pickle.dumps(walk)) == walk
+
+
+def test_a_level_is_scored_by_violations_where_requests_can_violate() -> None:
+    """The share of late requests where it is known, else the log of the ratio."""
+    level = _level(10, 20)
+    point = load_point(level, SLO)
+    assert point.ratio == 0.25
+    assert point.scores["p95_ttft<=800ms"].value == pytest.approx(math.log(0.25))
+    assert point.scores["error_rate<=1%"].value == 0.0
+    assert point.scores["error_rate<=1%"].limit == 0.01

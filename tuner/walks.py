@@ -1,0 +1,171 @@
+"""Which loads a trial drives: a ladder, given points, the search for its capacity, a race.
+
+Walks are frozen records: they cross to the worker, and what comes next follows from the probes
+made so far alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from objectives import (
+    CapacitySearch,
+    Load,
+    LoadMode,
+    LoadPoint,
+    Score,
+    Slo,
+    SloCheck,
+    allowed_share,
+)
+from tuner.records import LevelResult, ProbePoint
+
+# A setting that fails at a load is worth a look below only if it carries so much more there than
+# the best one does: below, it carries less, and repetitions differ by percents.
+_WORTHWHILE = 0.03
+# A challenger must carry so much more than the incumbent has proven.
+_CHALLENGE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LadderWalk:
+    """Given loads upwards until the SLO fails.
+
+    Attributes:
+        loads: rising.
+        seed: of every probe.
+    """
+
+    loads: tuple[Load, ...]
+    seed: int
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """The next load up."""
+        if len(done) == len(self.loads) or (done and done[-1].holds is False):
+            return None
+        return ProbePoint(self.loads[len(done)], self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class PointsWalk:
+    """Given probes, whatever comes of them; none of them ends early."""
+
+    points: tuple[ProbePoint, ...]
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """The next one in order."""
+        return self.points[len(done)] if len(done) < len(self.points) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityWalk:
+    """The search for the largest load at which the SLO holds.
+
+    Attributes:
+        search: how.
+        mode: of the loads.
+        seed: of every probe, so that they differ in nothing but the load.
+        slo: what is promised.
+    """
+
+    search: CapacitySearch
+    mode: LoadMode
+    seed: int
+    slo: Slo
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """What the search asks for."""
+        load = self.search.next_load([load_point(level, self.slo) for level in done])
+        if load is None:
+            return None
+        return ProbePoint(Load(self.mode, load), self.seed, may_stop_early=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The best setting so far.
+
+    Attributes:
+        load: at which it holds.
+        output_tokens_per_s: what it carries there.
+    """
+
+    load: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RaceWalk:
+    """A challenger: first at the target load, then above the incumbent's, then its own capacity.
+
+    Losing at the target load, the easier one, loses both policies. Losing at the incumbent's load
+    loses throughput-first, and what was seen at the target load still counts for latency-first.
+
+    Attributes:
+        capacity: the search of a challenger that has not lost.
+        target_load: of latency-first.
+        incumbent: of throughput-first.
+    """
+
+    capacity: CapacityWalk
+    target_load: float
+    incumbent: Incumbent
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """The next challenge, or the capacity search's next load."""
+        if self._has_lost(done):
+            return None
+        measured = {level.load.value for level in done}
+        # Once a challenge was lost without losing the race, the search goes on below it.
+        if all(level.holds for level in done):
+            for load in self._challenges():
+                if load not in measured:
+                    capacity = self.capacity
+                    return ProbePoint(Load(capacity.mode, load), capacity.seed, may_stop_early=True)
+        return self.capacity.next_point(done)
+
+    def _challenges(self) -> list[float]:
+        higher = self.incumbent.load * (1 + _CHALLENGE)
+        if self.capacity.mode == "concurrency":
+            higher = max(self.incumbent.load + 1, math.ceil(higher))
+        return sorted({self.target_load, higher})
+
+    def _has_lost(self, done: Sequence[LevelResult]) -> bool:
+        """Whether nothing it could still show makes it the incumbent.
+
+        Requests per second carried are tokens per second, so a failure there ends it. With so many
+        at once it may carry more at a lower concurrency; never more than it does at a higher one,
+        so it has lost once it does not carry clearly more where it fails.
+        """
+        failed = [level for level in done if not level.holds]
+        if not failed:
+            return False
+        if self.capacity.mode == "rate":
+            return any(level.load.value <= self._challenges()[-1] for level in failed)
+        best = self.incumbent.output_tokens_per_s * (1 + _WORTHWHILE)
+        tokens = [level.metrics.output_tokens_per_s for level in failed]
+        return any(value is None or value <= best for value in tokens)
+
+
+def load_point(level: LevelResult, slo: Slo) -> LoadPoint:
+    """A measured level as the capacity search sees it."""
+    ratios = [check.ratio for check in level.checks]
+    known = [ratio for ratio in ratios if ratio is not None]
+    by_target = {target.canonical: target for target in slo.targets}
+    scores = {
+        check.target: score
+        for check in level.checks
+        if (score := _score(check, allowed_share(by_target[check.target]))) is not None
+    }
+    worst = max(known) if len(known) == len(ratios) and known else None
+    return LoadPoint(level.load.value, level.holds, worst, scores)
+
+
+def _score(check: SloCheck, share: float | None) -> Score | None:
+    if share is not None and check.violating is not None and check.n:
+        return Score(check.violating / check.n, share, check.n)
+    if check.ratio is None or check.ratio <= 0:
+        return None
+    return Score(math.log(check.ratio), 0.0, max(check.n, 1))
