@@ -21,7 +21,6 @@ from tests.fakes.streaming_server import (
 from tests.load.probing import drive, make_spec, make_workload
 from tuner.load import ProcessMeter
 from tuner.load.spec import MeterReport, ProbeSpec
-from tuner.workloads import RequestPlan
 
 SLO = parse_slo("ttft=800ms,tpot=50ms")
 # A busy machine only ever adds time, so one undisturbed attempt proves the meter.
@@ -50,7 +49,7 @@ def _truth(
     server: StreamingServer, report: MeterReport, spec: ProbeSpec
 ) -> dict[str, float | None]:
     """p95 of TTFT, TPOT and ITL from the server's own stamps, for the measured requests."""
-    plan = RequestPlan(spec.workload, seed=spec.seed, ratios=spec.ratios)
+    plan = spec.plan
     by_prompt = {s.body["messages"][0]["content"]: s for s in server.served}
     ttft, tpot, itl = [], [], []
     for record in report.records:

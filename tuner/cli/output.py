@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from objectives import Policy
-from tuner.errors import UsageError
+if TYPE_CHECKING:
+    from objectives import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ def parse_policy(name: str) -> Policy:
     Raises:
         UsageError: when it is none.
     """
+    # Here, because every call of the command line imports this module, and most need no numpy.
+    from objectives import Policy
+    from tuner.errors import UsageError
+
     try:
         return Policy(name)
     except ValueError:

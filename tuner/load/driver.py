@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from objectives import RequestFailure, RequestRecord, RequestRole
 from tuner.load.early_stop import EarlyStop, Progress
 from tuner.load.spec import ProbeSpec
-from tuner.workloads import PlannedRequest, RequestPlan
+from tuner.workloads import PlannedRequest
 
 # A probe is given up once so many requests, and more than half of them, have failed.
 _GIVE_UP_FAILURES = 20
@@ -51,10 +51,7 @@ class ProbeDriver:
         self._spec = spec
         self._sender = sender
         self._now_s = now_s
-        # Every load gets the same requests; their openings differ, so that no probe finds the
-        # prompts of an earlier one in the engine's prefix cache.
-        salt = f"{spec.load.value:g}/{spec.attempt}"
-        self._plan = RequestPlan(spec.workload, seed=spec.seed, ratios=spec.ratios, salt=salt)
+        self._plan = spec.plan
         self._warm_up = _warm_up_requests(spec)
         self._total = self._warm_up + spec.requests
         # Texts are made before the clock starts; only filler is made on the way.

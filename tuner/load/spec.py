@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from objectives import Load, MeterHealth, RequestRecord, Slo
 from tuner.records import MeterLimits
-from tuner.workloads import TokenRatios, Workload
+from tuner.workloads import RequestPlan, TokenRatios, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,15 @@ class ProbeSpec:
     attempt: int = 0
     api_key: str = "none"
     stop_for: Slo | None = None
+
+    @property
+    def plan(self) -> RequestPlan:
+        """The requests to send: the same at every load, but for how their prompts open.
+
+        So no probe finds the prompts of an earlier one in the engine's prefix cache.
+        """
+        salt = f"{self.load.value:g}/{self.attempt}"
+        return RequestPlan(self.workload, seed=self.seed, ratios=self.ratios, salt=salt)
 
 
 @dataclass(frozen=True, slots=True)
