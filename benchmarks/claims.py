@@ -32,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from objectives import (
     Load,
+    Metrics,
+    Probe,
     SloCheck,
     certify,
     check_slo,
@@ -104,11 +106,11 @@ def _certified(
     load: float, limit: float, repetitions: int, replicates: int, requests: int
 ) -> tuple[float, float, float]:
     streams = waits(load, streams=repetitions * replicates, requests=requests, seed=7)
-    p95s = np.percentile(streams, 95, axis=1).reshape(repetitions, replicates)
     late = (streams > limit).sum(axis=1).reshape(repetitions, replicates)
     one = [_binomial_holds(int(row[0]), requests) for row in late]
     pooled = [_binomial_holds(int(row.sum()), replicates * requests) for row in late]
-    ours = [_ours_holds(p, v, limit, requests) for p, v in zip(p95s, late, strict=True)]
+    sets = streams.reshape(repetitions, replicates, requests)
+    ours = [_certificate(values, limit)[0].holds is True for values in sets]
     return float(np.mean(one)), float(np.mean(pooled)), float(np.mean(ours))
 
 
@@ -117,23 +119,25 @@ def _binomial_holds(late: int, total: int) -> bool:
     return float(stats.beta.ppf(0.95, late + 1, total - late)) <= 0.05
 
 
-def _ours_holds(p95s: Array, late: Array, limit: float, requests: int) -> bool:
-    return _certificate(p95s, late, slo_limit=limit, requests=requests)[0].holds is True
+def _certificate(values: Array, limit: float) -> tuple[SloCheck, ...]:
+    """The product's own certificate over replicates, one row of values each."""
+    slo = parse_slo(f"p95_ttft={limit:.9f}ms")
+    whole = np.arange(len(values))
+    return certify(
+        [_checks(row, limit) for row in values],
+        slo=slo,
+        pooled=_checks(values.ravel(), limit),
+        without_each=[_checks(values[whole != i].ravel(), limit) for i in whole],
+    )
 
 
-def _certificate(
-    p95s: Sequence[float] | Array, late: Sequence[int] | Array, *, slo_limit: float, requests: int
-) -> tuple[SloCheck, ...]:
-    slo = parse_slo(f"p95_ttft={slo_limit:.9f}ms")
-    errors = SloCheck("error_rate<=1%", 0.0, 0.0, True, None, None, requests, 1, 0)
-    rows = [
-        (
-            SloCheck("ttft", float(p), None, None, None, None, requests, 59, int(v)),
-            errors,
-        )
-        for p, v in zip(p95s, late, strict=True)
-    ]
-    return certify(rows, slo=slo, pooled=rows[0])
+def _checks(values: Array, limit: float) -> tuple[SloCheck, SloCheck]:
+    count, p95 = len(values), float(np.percentile(values, 95))
+    late = int((values > limit).sum())
+    return (
+        SloCheck("p95_ttft", p95, None, p95 <= limit, None, None, count, 59, late),
+        SloCheck("error_rate<=1%", 0.0, 0.0, True, None, None, count, 1, 0),
+    )
 
 
 # --- coverage ----------------------------------------------------------------------------------
@@ -161,13 +165,11 @@ def coverage_table(*, quick: bool) -> None:
 def _queue_coverage(load: float, repetitions: int, *, quick: bool) -> tuple[str, str, str]:
     truth = true_p95(load, quick=quick)
     streams = waits(load, streams=repetitions * 5, requests=1000, seed=11)
-    p95s = np.percentile(streams, 95, axis=1).reshape(repetitions, 5)
     ours = naive = 0
-    for index, row in enumerate(p95s):
-        check = _certificate(row, [0] * 5, slo_limit=truth, requests=1000)[0]
+    for values in streams.reshape(repetitions, 5, 1000):
+        check = _certificate(values, truth)[0]
         ours += _contains(check.low, check.high, truth)
-        values = streams[index * 5 : index * 5 + 5].ravel()
-        interval = percentile_interval(values.tolist(), 95)
+        interval = percentile_interval(values.ravel().tolist(), 95)
         naive += _contains(interval.low, interval.high, truth)
     return f"{ours / repetitions:.3f}", f"{naive / repetitions:.3f}", "-"
 
@@ -261,7 +263,7 @@ def _engine_coverage(load: Load, metric: str, repetitions: int) -> tuple[str, st
     ours = naive = ratios = 0
     for _ in range(repetitions):
         chosen = rng.sample(range(count), 5)
-        check = certify([checks[i] for i in chosen], slo=_SLO, pooled=checks[0])[position]
+        check = _cell_check([probes[0][i] for i in chosen], [checks[i] for i in chosen])[position]
         ours += _contains(check.low, check.high, truth)
         pooled = [v for i in chosen for v in values[i] if v is not None]
         interval = percentile_interval(pooled, 95)
@@ -275,6 +277,16 @@ def _engine_coverage(load: Load, metric: str, repetitions: int) -> tuple[str, st
         f"{ours / repetitions:.3f}",
         f"{naive / repetitions:.3f}",
         f"{ratios / repetitions:.3f}",
+    )
+
+
+def _cell_check(probes: Sequence[Probe], own: Sequence[Any]) -> tuple[SloCheck, ...]:
+    def check(some: Sequence[Probe]) -> tuple[SloCheck, ...]:
+        return check_slo(some, slo=_SLO, metrics=Metrics())
+
+    rests = [[p for p in probes if p is not left_out] for left_out in probes]
+    return certify(
+        own, slo=_SLO, pooled=check(probes), without_each=[check(rest) for rest in rests]
     )
 
 

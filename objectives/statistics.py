@@ -57,15 +57,6 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
     return Interval(centre - half, centre + half)
 
 
-def one_sided_bounds(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Bounds of a mean, each holding with the confidence on its own; needs two values.
-
-    `mean -+ t(confidence, R - 1) * sd / sqrt(R)`; together they are the two-sided interval of
-    `2 * confidence - 1`.
-    """
-    return mean_interval(values, confidence=2 * confidence - 1)
-
-
 def isotonic_fit(values: Sequence[float], *, weights: Sequence[float]) -> list[float]:
     """The best rising fit to values in order, by `scipy.optimize.isotonic_regression`."""
     fit = optimize.isotonic_regression(

@@ -9,6 +9,7 @@ results disagree, the live order is not trusted: the runners-up are measured col
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,16 +18,15 @@ from objectives import (
     Load,
     LoadMode,
     Slo,
-    SloCheck,
-    certify,
     rank_throughput_first,
-    slo_holds,
 )
 from tuner.agreement import unranked_trials
 from tuner.records import ProbePoint, TrialRecord
 from tuner.seeds import replicate_seed
 from tuner.verdict import (
     BASELINE,
+    ProbesOf,
+    confirmed_cells,
     latency_ranking,
     measured_candidates,
     target_load,
@@ -88,11 +88,15 @@ class ConfirmationPlan:
     Args:
         records: of the search.
         rules: how to measure.
+        probes_of: the requests of a confirmation.
     """
 
-    def __init__(self, records: Sequence[TrialRecord], rules: ConfirmationRules) -> None:
+    def __init__(
+        self, records: Sequence[TrialRecord], rules: ConfirmationRules, *, probes_of: ProbesOf
+    ) -> None:
         self._records = records
         self._rules = rules
+        self._probes_of = probes_of
         self._unranked: frozenset[int] = frozenset()
         self._ranked = rank_throughput_first(measured_candidates(records))
         self._target = None
@@ -106,7 +110,7 @@ class ConfirmationPlan:
         """What to measure next, given all confirmations so far; empty when all is settled."""
         if not self._ranked:
             return []
-        cells = _Cells(done, self._rules)
+        cells = _Cells(done, self._rules, probes_of=self._probes_of)
         self._unranked = unranked_trials(self._records, done)
         wanted: dict[int, set[float]] = {}
         baseline = next((c for c in self._ranked if c.trial == BASELINE), None)
@@ -120,9 +124,9 @@ class ConfirmationPlan:
 
     def is_worthless(self, asked: Confirmation, done: Sequence[TrialRecord]) -> bool:
         """Whether what was measured since leaves nothing that these probes could still certify."""
-        cells = _Cells(done, self._rules)
+        fails = failing_replicates(done)
         return asked.trial != BASELINE and all(
-            cells.is_hopeless(asked.trial, point.load.value) for point in asked.points
+            fails.get((asked.trial, point.load.value), 0) >= _HOPELESS for point in asked.points
         )
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -230,39 +234,42 @@ def _lowered(load: float, *, is_integer: bool) -> float:
 class _Cells:
     """What the confirmations so far have shown, by trial and load."""
 
-    def __init__(self, done: Sequence[TrialRecord], rules: ConfirmationRules) -> None:
-        self._checks: dict[tuple[int, float], dict[int, tuple[SloCheck, ...]]] = {}
-        self._fails: dict[tuple[int, float], int] = {}
-        self._lost: set[tuple[int, int]] = set()
-        self._rules = rules
-        for record in done:
-            trial = record.of_trial
-            if trial is None:
-                continue
-            for level in record.levels:
-                key = (trial, level.load.value)
-                self._checks.setdefault(key, {})[level.seed] = level.checks
-                self._fails[key] = self._fails.get(key, 0) + (level.holds is False)
-            if record.failure is not None:
-                self._lost.add((trial, record.replicate))
+    def __init__(
+        self, done: Sequence[TrialRecord], rules: ConfirmationRules, *, probes_of: ProbesOf
+    ) -> None:
+        cells = confirmed_cells(done, slo=rules.slo, probes_of=probes_of)
+        self._cells = {(cell.trial, cell.load.value): cell for cell in cells}
+        self._fails = failing_replicates(done)
+        self._lost = {(r.of_trial, r.replicate) for r in done if r.failure is not None}
+        self._replicates = rules.replicates
 
     def has(self, trial: int, load: float, seed: int) -> bool:
         """Whether that measurement was made."""
-        return seed in self._checks.get((trial, load), {})
+        cell = self._cells.get((trial, load))
+        return cell is not None and any(level.seed == seed for level in cell.replicates)
 
     def is_lost(self, trial: int, start: int) -> bool:
         """Whether that start was tried and gave nothing; it is not tried for ever."""
         return (trial, start) in self._lost
 
-    def is_hopeless(self, trial: int, load: float) -> bool:
-        """Whether so many replicates have failed that the rest cannot make up for them."""
-        return self._fails.get((trial, load), 0) >= _HOPELESS
-
     def failed(self, trial: int, load: float) -> bool:
         """Whether the load could not be certified, or not even be measured."""
-        if any(lost == trial for lost, _ in self._lost) or self.is_hopeless(trial, load):
+        if any(lost == trial for lost, _ in self._lost):
             return True
-        replicates = list(self._checks.get((trial, load), {}).values())
-        if len(replicates) < self._rules.replicates:
+        if self._fails.get((trial, load), 0) >= _HOPELESS:
+            return True
+        cell = self._cells.get((trial, load))
+        if cell is None or len(cell.replicates) < self._replicates:
             return False
-        return not slo_holds(certify(replicates, slo=self._rules.slo, pooled=replicates[0]))
+        return not cell.holds
+
+
+def failing_replicates(done: Sequence[TrialRecord]) -> Counter[tuple[int, float]]:
+    """How many replicates of each trial and load did not hold."""
+    return Counter(
+        (record.of_trial, level.load.value)
+        for record in done
+        if record.of_trial is not None
+        for level in record.levels
+        if level.holds is False
+    )

@@ -160,7 +160,11 @@ class Session:
         return self._groups.plan(proposal.settings, self._records)
 
     def _confirm(self) -> None:
-        plan = ConfirmationPlan(self._records, self._confirmation_rules())
+        plan = ConfirmationPlan(
+            self._records,
+            self._confirmation_rules(),
+            probes_of=lambda r: self._parts.folder.probes(r, is_confirmation=True),
+        )
         while batch := plan.next_batch(self._confirmations):
             self._tell(Event("confirmation_started", {"measurements": len(batch)}))
             next_job = partial(self._next_confirmation_job, plan, list(batch))

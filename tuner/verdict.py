@@ -203,13 +203,15 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
     levels = tuple(level for level, _ in members)
     probes = [probe for _, probe in members if probe is not None and probe.records]
     first = levels[0]
+    own = [level.checks for level in levels]
     if len(probes) == len(levels):
         metrics = compute_metrics(probes, slo=slo)
         pooled = check_slo(probes, slo=slo, metrics=metrics)
+        checks = certify(own, slo=slo, pooled=pooled, without_each=_without_each(probes, slo))
     else:
         # The request logs were left out of this copy of the run: one replicate has to stand in.
-        metrics, pooled = first.metrics, first.checks
-    checks = certify([level.checks for level in levels], slo=slo, pooled=pooled)
+        metrics = first.metrics
+        checks = certify(own, slo=slo, pooled=first.checks)
     return Cell(
         trial=trial,
         load=first.load,
@@ -220,6 +222,14 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
         # A replicate that was not in steady state proves nothing.
         holds=None if any(lv.unsteady for lv in levels) else slo_holds(checks),
     )
+
+
+def _without_each(probes: Sequence[Probe], slo: Slo) -> list[tuple[SloCheck, ...]]:
+    """The checks over all probes but one, for each of them."""
+    if len(probes) < 2:
+        return []
+    rests = [[*probes[:i], *probes[i + 1 :]] for i in range(len(probes))]
+    return [check_slo(rest, slo=slo, metrics=compute_metrics(rest, slo=slo)) for rest in rests]
 
 
 def _best_throughput(cells: Sequence[Cell]) -> Cell | None:

@@ -49,7 +49,7 @@ def small_config(folder: Path, **changes: Any) -> Path:
                 "max_num_batched_tokens": {"choice": [256, 1024]},
             }
         },
-        "confirm": {"replicates": 2},
+        "confirm": {"replicates": 3},
         "meter": {"max_lag_ms": 1000, "max_late_share": 0.9},
         "runs_dir": str(folder / "runs"),
         **changes,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.commands import (
     leftovers,
@@ -214,3 +215,34 @@ def test_no_live_restarts_always(tmp_path: Path) -> None:
     assert all(t["engine_starts"] == 1 for t in own)
     assert {t["fidelity"] for t in shared} == {"live"}
     assert sum(t["engine_starts"] for t in shared) < len(shared)
+
+
+def test_a_recommendation_is_verified_afresh(tmp_path: Path) -> None:
+    """`tune verify` starts the command again and says whether the SLO holds; nothing is left."""
+    model = _model(tmp_path)
+    config = small_config(tmp_path, model=model, trials=2)
+    assert tune("run", "--config", str(config), "--quiet").returncode == 0
+    run = the_run(tmp_path)
+    done = tune("verify", str(run), "--policy", "throughput-first")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "certified again" in done.stdout
+    document = tune("verify", str(run), "--policy", "latency-first", "--json", "--quiet")
+    assert json.loads(document.stdout)["policy"] == "latency-first"
+    assert len(list((run / "verify").glob("*.json"))) == 2
+    refused = tune("verify", str(run), "--policy", "fastest")
+    assert refused.returncode == 2
+    assert "throughput-first, latency-first" in refused.stderr
+    assert not leftovers(model)
+
+
+def test_without_a_ladder_the_capacity_is_searched_up_to_the_bound(tmp_path: Path) -> None:
+    """The workload names no loads: 8 concurrent, then up to `capacity.max_load`, and says so."""
+    config = small_config(tmp_path, trials=2, capacity={"max_load": 12})
+    data = yaml.safe_load(config.read_text())
+    del data["workload"]["levels"]
+    config.write_text(yaml.safe_dump(data))
+    done = tune("run", "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    document = report_of(the_run(tmp_path))
+    assert [level["load"] for level in document["trials"][0]["levels"]] == [8, 12]
+    assert document["recommendations"]["throughput_first"]["load"]["value"] == 11
