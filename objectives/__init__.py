@@ -4,6 +4,7 @@ from objectives.capacity import Capacity, CapacitySearch, LoadPoint, Score, fit_
 from objectives.certificate import allowed_share, certify
 from objectives.checks import (
     SloCheck,
+    carries,
     check_slo,
     requests_needed,
     slo_holds,
@@ -63,6 +64,7 @@ __all__ = [
     "SloError",
     "Target",
     "allowed_share",
+    "carries",
     "certify",
     "check_slo",
     "choose_target_load",

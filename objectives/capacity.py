@@ -8,13 +8,15 @@ verdict does not decide it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from objectives.statistics import isotonic_fit
 
 MAX_PROBES = 16
 _LARGEST_STEP = 2.0
+# A rate so far below the first one is no load any more; concurrency ends at 1.
+_LARGEST_FALL = 16.0
 # A guess inside the bracket keeps this share of its width from either end.
 _MARGIN = 0.12
 
@@ -79,9 +81,9 @@ class CapacitySearch:
         high = min((p.load for p in points if not p.holds), default=None)
         if high is None:
             assert low is not None
-            return self._beyond(low, points, self._up)
+            return self._beyond(low, points, is_up=True)
         if low is None:
-            return self._beyond(high, points, self._down)
+            return self._beyond(high, points, is_up=False)
         if self._is_narrow(low, high):
             return None
         return self._between(low, high, points)
@@ -90,19 +92,16 @@ class CapacitySearch:
         return self._allowed(max(load * factor, load + 1 if self.is_integer else 0.0))
 
     def _down(self, load: float, factor: float) -> float:
-        return self._allowed(min(load / factor, load - 1 if self.is_integer else load))
+        if self.is_integer:
+            return self._allowed(min(load / factor, load - 1))
+        return max(load / factor, self.start / _LARGEST_FALL)
 
-    def _beyond(
-        self, edge: float, points: Sequence[LoadPoint], move: Callable[[float, float], float]
-    ) -> float | None:
+    def _beyond(self, edge: float, points: Sequence[LoadPoint], *, is_up: bool) -> float | None:
         """One step further than the edge; each step is twice as wide as the one before."""
-        is_up = edge >= self.start
         steps = sum(p.load >= self.start if is_up else p.load <= self.start for p in points)
         factor = min(self.step ** (2 ** max(steps - 1, 0)), _LARGEST_STEP)
-        load = move(edge, factor)
-        if load == edge or load < self.start / 2**10:
-            return None
-        return load
+        load = self._up(edge, factor) if is_up else self._down(edge, factor)
+        return load if (load > edge if is_up else load < edge) else None
 
     def _is_narrow(self, low: float, high: float) -> bool:
         if high <= low:

@@ -102,6 +102,8 @@ def _verdict(target: Target, column: Sequence[SloCheck], tests: Sequence[_Test])
         return _all_of([check.holds for check in column])
     if len(column) < 2:
         return False if column and column[0].holds is False else None
+    if not tests:
+        return _all_of([check.holds for check in column])
     if all(test.is_above for test in tests):
         return False
     if any(check.n < check.n_needed for check in column):

@@ -8,11 +8,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from objectives.records import EngineCounters, Probe, RequestRecord
+from objectives.records import EngineCounters, Probe, RequestFailure, RequestRecord
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import mean, percentile
 
 _T = TypeVar("_T")
+# What requests are marked with that were open when the load generator stopped.
+_IN_FLIGHT = (RequestFailure.UNFINISHED, RequestFailure.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,12 @@ def _rates(
     completions = good = 0
     for probe in probes:
         for record in probe.records:
-            if not (record.succeeded and belongs(record)):
+            if not belongs(record):
+                continue
+            if probe.stopped_early and record.failure in _IN_FLIGHT:
+                # All slots were busy when it ended; without them it would seem to carry little.
+                output_tokens += _tokens_in_window(record, probe)
+            if not record.succeeded:
                 continue
             output_tokens += _tokens_in_window(record, probe)
             if _inside(record.first_token_s, probe):

@@ -32,12 +32,14 @@ class Level:
         output_tokens_per_s: None when undefined.
         worst_ratio: the largest observed / limit over the latency targets; None when undefined.
         holds: the joint verdict.
+        is_below_floor: whether it only carries too little; a higher load may carry enough.
     """
 
     load: float
     output_tokens_per_s: float | None
     worst_ratio: float | None
     holds: bool | None
+    is_below_floor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,14 @@ class Candidate:
 
     @property
     def capacity(self) -> float | None:
-        """The largest load at which, and below which, the SLO held; None if at none."""
+        """The largest load at which, and below which, the SLO held; None if at none.
+
+        A load that only carries too little for a throughput floor bounds nothing.
+        """
         best = None
         for level in sorted(self.levels, key=lambda lv: lv.load):
+            if level.is_below_floor:
+                continue
             if not level.holds:
                 break
             best = level.load
@@ -63,7 +70,7 @@ class Candidate:
         capacity = self.capacity
         if capacity is None:
             return None
-        held = [lv for lv in self.levels if lv.load <= capacity]
+        held = [lv for lv in self.levels if lv.load <= capacity and lv.holds]
         return max(held, key=lambda lv: lv.output_tokens_per_s or 0.0)
 
     @property

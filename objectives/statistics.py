@@ -125,19 +125,21 @@ class NoiseModel:
         repetitions: Sequence[float],
         *,
         least_difference: float,
+        noise_factor: float = 1.0,
         confidence: float = 0.99,
     ) -> bool:
         """Whether noise cannot explain how a value differs from repetitions of it.
 
         Student-t prediction interval for one more measurement, on logs:
         `|ln x - mean ln r| > t * sd * sqrt(1 + 1/n)`; a relative difference of at most
-        `least_difference` counts as none. Without repetitions nothing is excluded.
+        `least_difference` counts as none. Without repetitions nothing is excluded. A value that
+        scatters more than the repetitions do, as that of a shorter probe, has a `noise_factor`.
         """
         if self.sd is None or not repetitions:
             return False
         distance = abs(math.log(value) - float(np.mean(np.log(repetitions))))
         quantile = float(stats.t.ppf(0.5 + confidence / 2, self.freedom))
-        noise = quantile * self.sd * math.sqrt(1 + 1 / len(repetitions))
+        noise = quantile * self.sd * math.sqrt(noise_factor**2 + 1 / len(repetitions))
         return distance > max(noise, math.log1p(least_difference))
 
 

@@ -67,11 +67,16 @@ def disagreements(
         if record.fidelity != "live" or record.live is None:
             continue
         for level in record.levels:
-            levels = cold.get((record.number, level.load.value), [])
+            if level.stopped_early or level.unsteady:
+                continue
+            levels = _comparable(cold.get((record.number, level.load.value), []), level)
             for name, words in _COMPARED.items():
                 live, values = _value(level.metrics, name), _values(levels, name)
                 if live is None or not noise[name].excludes(
-                    live, values, least_difference=_LEAST_DIFFERENCE
+                    live,
+                    values,
+                    least_difference=_LEAST_DIFFERENCE,
+                    noise_factor=_noise_factor(level, levels),
                 ):
                     continue
                 found.append(
@@ -97,6 +102,18 @@ def unranked_trials(
         for r in records
         if r.fidelity == "live" and r.live is not None and fingerprint(r.live.launch) in groups
     )
+
+
+def _comparable(cold: Sequence[LevelResult], live: LevelResult) -> Sequence[LevelResult]:
+    """Those on the live probe's own requests, if there are any."""
+    return [level for level in cold if level.seed == live.seed] or cold
+
+
+def _noise_factor(live: LevelResult, cold: Sequence[LevelResult]) -> float:
+    """How much more a short live probe scatters than the longer cold ones."""
+    longest = max((level.metrics.n_requests for level in cold), default=0)
+    count = live.metrics.n_requests
+    return math.sqrt(max(longest / count, 1.0)) if count else 1.0
 
 
 def _cold_levels(

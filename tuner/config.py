@@ -60,6 +60,10 @@ def _as_texts(value: Any) -> Any:
     return {k: str(v) if isinstance(v, int | float) else v for k, v in value.items()}
 
 
+# What workloads without loads were driven at before capacities were searched for.
+_EARLIER_LADDERS = {"levels": (8, 16, 32, 64), "rates": (0.5, 1.0, 2.0, 4.0, 8.0)}
+
+
 class EngineSection(BaseModel):
     """How engines are launched."""
 
@@ -88,7 +92,7 @@ class ConfirmSection(BaseModel):
 
     model_config = _STRICT
 
-    replicates: int = Field(default=5, ge=2, le=100)
+    replicates: int = Field(default=5, ge=1, le=100)
     requests: int = Field(default=1000, ge=1)
 
 
@@ -133,7 +137,7 @@ class ConfigModel(BaseModel):
     meter: MeterSection = MeterSection()
     confirm: ConfirmSection = ConfirmSection()
     capacity: CapacitySection = CapacitySection()
-    patience: int | None = Field(default=None, ge=1)
+    patience: int = Field(default=12, ge=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,9 @@ class RunConfig:
     def to_data(self) -> dict[str, Any]:
         """The resolved configuration as plain data; reading it again gives the same run."""
         data = self.options.model_dump(mode="json", exclude_none=True)
-        return {**data, "workload": dict(self.workload_data), "space": dict(self.space_data)}
+        # Named also where there is none: a config without the keys is one of an earlier version.
+        workload = {"levels": None, "rates": None, **self.workload_data}
+        return {**data, "workload": workload, "space": dict(self.space_data)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,22 @@ class Option:
     keys: Keys
     value: Any
     written: str
+
+
+def load_stored_config(path: Path) -> RunConfig:
+    """The config that a run was started with, by this or an earlier version.
+
+    Raises:
+        UsageError: when it cannot be read.
+    """
+    workload = read_yaml(path).data
+    given = workload.get("workload", {}) if isinstance(workload, dict) else {}
+    options = [
+        Option(("workload", name), list(ladder), f"workload.{name}")
+        for name, ladder in _EARLIER_LADDERS.items()
+        if isinstance(given, dict) and name not in given
+    ]
+    return load_config(file=path, options=options, allow_default_file=False)
 
 
 def load_config(

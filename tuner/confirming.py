@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from objectives import (
@@ -21,7 +21,7 @@ from objectives import (
     rank_throughput_first,
 )
 from tuner.agreement import unranked_trials
-from tuner.records import ProbePoint, TrialRecord
+from tuner.records import Outcome, ProbePoint, TrialRecord
 from tuner.seeds import replicate_seed
 from tuner.verdict import (
     BASELINE,
@@ -38,8 +38,11 @@ _FINALISTS = 3
 # A load is lowered by so much, and so often, before the runner-up gets its turn.
 _LOWER = 0.95
 _LOADS_EACH = 4
-# So many replicates that fail outright leave nothing to certify.
-_HOPELESS = 2
+# This share of replicates that fail outright, and at least two, leaves nothing to certify.
+_HOPELESS_SHARE = 0.4
+_HOPELESS_LEAST = 2
+# A start that a worker or the meter lost is made again, within reason.
+_UNLUCKY_STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +122,16 @@ class ConfirmationPlan:
         self._want_throughput(wanted, cells, self._finalists(self._ranked))
         if self._target is not None:
             self._want_latency(wanted, cells)
-            wanted.setdefault(BASELINE, set()).add(self._target)
+            if baseline is not None and self._may_hold_at_target(baseline):
+                wanted.setdefault(BASELINE, set()).add(self._target)
         return self._batch(wanted, cells)
 
     def is_worthless(self, asked: Confirmation, done: Sequence[TrialRecord]) -> bool:
         """Whether what was measured since leaves nothing that these probes could still certify."""
         fails = failing_replicates(done)
-        return asked.trial != BASELINE and all(
-            fails.get((asked.trial, point.load.value), 0) >= _HOPELESS for point in asked.points
+        return all(
+            _is_hopeless(fails, asked.trial, point.load.value, self._rules)
+            for point in asked.points
         )
 
     def _finalists(self, ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -159,13 +164,21 @@ class ConfirmationPlan:
     def _want_latency(self, wanted: dict[int, set[float]], cells: _Cells) -> None:
         assert self._target is not None
         # The throughput winner at the target load comes at the price of one more level.
-        for trial in list(wanted):
-            wanted[trial].add(self._target)
+        for candidate in self._ranked:
+            if candidate.trial in wanted and self._may_hold_at_target(candidate):
+                wanted[candidate.trial].add(self._target)
         for candidate in self._finalists(self._for_latency):
             if not cells.failed(candidate.trial, self._target):
                 wanted.setdefault(candidate.trial, set()).add(self._target)
                 if candidate.trial not in self._unranked:
                     return
+
+    def _may_hold_at_target(self, candidate: Candidate) -> bool:
+        """Whether the search did not see it fail there; an overload would only cost time."""
+        target = self._target
+        return target is not None and not any(
+            level.holds is False and level.load <= target for level in candidate.levels
+        )
 
     def _batch(self, wanted: dict[int, set[float]], cells: _Cells) -> list[Confirmation]:
         batch = []
@@ -176,7 +189,7 @@ class ConfirmationPlan:
                     ProbePoint(Load(rules.mode, load), seed, requests=rules.requests)
                     for seed in self._seeds(start)
                     for load in sorted(wanted[trial])
-                    if not cells.has(trial, load, seed)
+                    if not cells.has(trial, load, seed) and not cells.is_hopeless(trial, load)
                 ]
                 if points and start == 1:
                     points += self._live_repetition(trial, wanted[trial], cells)
@@ -237,11 +250,13 @@ class _Cells:
     def __init__(
         self, done: Sequence[TrialRecord], rules: ConfirmationRules, *, probes_of: ProbesOf
     ) -> None:
-        cells = confirmed_cells(done, slo=rules.slo, probes_of=probes_of)
+        cells = confirmed_cells(
+            done, slo=rules.slo, probes_of=probes_of, replicates=rules.replicates
+        )
         self._cells = {(cell.trial, cell.load.value): cell for cell in cells}
         self._fails = failing_replicates(done)
-        self._lost = {(r.of_trial, r.replicate) for r in done if r.failure is not None}
-        self._replicates = rules.replicates
+        self._lost = _lost_starts(done)
+        self._rules = rules
 
     def has(self, trial: int, load: float, seed: int) -> bool:
         """Whether that measurement was made."""
@@ -252,14 +267,16 @@ class _Cells:
         """Whether that start was tried and gave nothing; it is not tried for ever."""
         return (trial, start) in self._lost
 
+    def is_hopeless(self, trial: int, load: float) -> bool:
+        """Whether so many replicates have failed that the rest cannot make up for them."""
+        return _is_hopeless(self._fails, trial, load, self._rules)
+
     def failed(self, trial: int, load: float) -> bool:
         """Whether the load could not be certified, or not even be measured."""
-        if any(lost == trial for lost, _ in self._lost):
-            return True
-        if self._fails.get((trial, load), 0) >= _HOPELESS:
+        if any(lost == trial for lost, _ in self._lost) or self.is_hopeless(trial, load):
             return True
         cell = self._cells.get((trial, load))
-        if cell is None or len(cell.replicates) < self._replicates:
+        if cell is None or len(cell.replicates) < self._rules.replicates:
             return False
         return not cell.holds
 
@@ -273,3 +290,18 @@ def failing_replicates(done: Sequence[TrialRecord]) -> Counter[tuple[int, float]
         for level in record.levels
         if level.holds is False
     )
+
+
+def _lost_starts(done: Sequence[TrialRecord]) -> set[tuple[int | None, int]]:
+    """Starts that failed by the setting's fault, or too often by another's."""
+    broken = {(r.of_trial, r.replicate) for r in done if r.outcome is Outcome.INFEASIBLE}
+    unlucky = Counter((r.of_trial, r.replicate) for r in done if r.outcome is Outcome.FAILED)
+    return broken | {start for start, count in unlucky.items() if count >= _UNLUCKY_STARTS}
+
+
+def _is_hopeless(
+    fails: Mapping[tuple[int, float], int], trial: int, load: float, rules: ConfirmationRules
+) -> bool:
+    """The defaults are measured to the end all the same: they are what is compared with."""
+    least = max(_HOPELESS_LEAST, _HOPELESS_SHARE * rules.replicates)
+    return trial != BASELINE and fails.get((trial, load), 0) >= least

@@ -91,12 +91,16 @@ class JobRunner:
             while self._fleet.idle_count and (job := next_job()) is not None:
                 self._submit(job)
             if not self._jobs:
+                self._refuse_empty_fleet()
                 return
             for completion in self._fleet.collect(timeout_s=_COLLECT_S):
                 self._take(completion, on_done)
-            if not self._fleet.workers:
-                raise InfrastructureError("every worker was lost; the run can be resumed")
+            self._refuse_empty_fleet()
             self._tell(Event("tick"))
+
+    def _refuse_empty_fleet(self) -> None:
+        if not self._fleet.workers:
+            raise InfrastructureError("every worker was lost; the run can be resumed")
 
     def _submit(self, job: Job, *, avoid: str = "") -> None:
         self._jobs[job.spec.number] = job

@@ -70,7 +70,7 @@ def _frozen_metrics(probe: Probe) -> str:
 
 
 def _failures(probe: Probe) -> str:
-    failed = [r for r in probe.measured if not r.succeeded]
+    failed = [r for r in probe.measured if r.is_error]
     if not failed:
         return ""
     kinds = sorted({r.failure.value for r in failed if r.failure is not None})

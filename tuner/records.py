@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
-from objectives import EngineCounters, Level, Load, MeterHealth, Metrics, Slo, SloCheck
+from objectives import (
+    EngineCounters,
+    Level,
+    Load,
+    MeterHealth,
+    Metrics,
+    Slo,
+    SloCheck,
+    carries,
+)
 from search_spaces import Value
 from tuner.workloads import Workload
 
@@ -311,8 +320,19 @@ class LevelResult:
     def level(self) -> Level:
         """What the policies see of it."""
         return Level(
-            self.load.value, self.metrics.output_tokens_per_s, self.worst_ratio, self.holds
+            self.load.value,
+            self.metrics.output_tokens_per_s,
+            self.worst_ratio,
+            self.holds,
+            is_below_floor=not self.holds and bool(self.carries),
         )
+
+    @property
+    def carries(self) -> bool | None:
+        """Whether the load is carried within all but a throughput floor."""
+        if self.stopped_early:
+            return False
+        return None if self.unsteady else carries(self.checks)
 
 
 @dataclass(frozen=True, slots=True)

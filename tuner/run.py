@@ -11,7 +11,7 @@ from typing import Any
 from objectives import Policy
 from search_spaces import EngineFacts, Space, fingerprint
 from tuner.clock import Clock
-from tuner.config import RunConfig, load_config
+from tuner.config import RunConfig, load_stored_config
 from tuner.engines.resolve import ResolvedEngine, resolve_engine
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import UsageError
@@ -70,8 +70,12 @@ class Plan:
     references: tuple[tuple[str, Settings], ...]
 
 
-def make_plan(config: RunConfig) -> Plan:
+def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
     """Resolve engine, workers and reference settings.
+
+    Args:
+        config: of the run.
+        is_stored: whether the run exists already, and what it was allowed then is allowed.
 
     Raises:
         UsageError: when they do not fit this machine.
@@ -80,6 +84,8 @@ def make_plan(config: RunConfig) -> Plan:
     options = config.options
     gpus = options.gpus or len(engine.gpu_ids) or options.gpus_per_engine
     problems = []
+    if options.confirm.replicates < 2 and not is_stored:
+        problems.append("confirm.replicates: 1 certifies nothing; at least 2, better 5")
     if gpus % options.gpus_per_engine:
         problems.append(
             f"--gpus {gpus} cannot be shared out in groups of {options.gpus_per_engine} "
@@ -137,13 +143,13 @@ def resume_run(path: Path, *, clock: Clock, listeners: Sequence[Listener]) -> Ru
     folder.lock()
     if any(event["event"] == _FINISHED for event in folder.events()):
         return RunResult(report_of(path, clock=clock), path, is_interrupted=False)
-    plan = make_plan(read_config(path))
+    plan = make_plan(read_config(path), is_stored=True)
     return _work(plan, folder, clock=clock, listeners=listeners)
 
 
 def read_config(path: Path) -> RunConfig:
     """The configuration a run was started with."""
-    return load_config(file=path / CONFIG, allow_default_file=False)
+    return load_stored_config(path / CONFIG)
 
 
 def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Session:
             self._confirmation_rules(),
             probes_of=lambda r: self._parts.folder.probes(r, is_confirmation=True),
         )
-        while batch := plan.next_batch(self._confirmations):
+        while not self._is_budget_over() and (batch := plan.next_batch(self._confirmations)):
             self._tell(Event("confirmation_started", {"measurements": len(batch)}))
             next_job = partial(self._next_confirmation_job, plan, list(batch))
             self._jobs.run(next_job, self._finish)
@@ -312,15 +312,21 @@ class Session:
     def _is_patience_over(self) -> bool:
         """Whether so many settings in a row have not beaten the best that more would not either."""
         patience = self._parts.config.options.patience
-        if patience is None or len(self._records) < _LEAST_TRIALS:
+        if not patience or len(self._records) < _LEAST_TRIALS:
             return False
         return races_lost_in_a_row(self._records) >= patience
 
     def _is_search_time_over(self) -> bool:
+        return self._spent_share() > _SEARCH_SHARE
+
+    def _is_budget_over(self) -> bool:
+        """Whether no further batch may begin; the first one always may."""
+        return bool(self._confirmations) and self._spent_share() > 1
+
+    def _spent_share(self) -> float:
         budget_s = self._parts.config.options.budget
-        if budget_s is None:
-            return False
-        return self._parts.clock.now_s() - self._started_s > _SEARCH_SHARE * budget_s
+        spent_s = self._parts.clock.now_s() - self._started_s
+        return 0.0 if budget_s is None else spent_s / budget_s
 
     def _tell(self, event: Event) -> None:
         for listener in self._parts.listeners:

@@ -7,10 +7,14 @@ from dataclasses import replace
 from objectives import Probe, RequestRole, is_carried, warm_up_cut
 
 
-def steady_part(probe: Probe) -> Probe:
+def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     """The probe without what was still warm-up, and why it is not steady, if it is not.
 
     A probe that ended early has shown what it had to show, and is left as it is.
+
+    Args:
+        probe: as driven.
+        may_cut: whether the beginning may be cut off; else all of it counts.
     """
     if probe.stopped_early:
         return probe
@@ -18,7 +22,7 @@ def steady_part(probe: Probe) -> Probe:
     cut = warm_up_cut([r.ttft_ms for r in series if r.ttft_ms is not None])
     if cut is None:
         return replace(probe, unsteady="TTFT had not settled by half of the measured requests")
-    if cut:
+    if cut and may_cut:
         probe = _measured_from(probe, index=series[cut].index, start_s=series[cut].scheduled_s)
     return replace(probe, unsteady=_overload(probe))
 

@@ -7,7 +7,7 @@ in every report made from the stored records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from objectives import (
@@ -138,9 +138,14 @@ def latency_ranking(records: Sequence[TrialRecord], *, load: float) -> list[Cand
 
 
 def confirmed_cells(
-    confirmations: Sequence[TrialRecord], *, slo: Slo, probes_of: ProbesOf
+    confirmations: Sequence[TrialRecord], *, slo: Slo, probes_of: ProbesOf, replicates: int
 ) -> list[Cell]:
-    """Fresh measurements joined by setting and load; replicates of one cell are pooled."""
+    """Fresh measurements joined by setting and load; replicates of one cell are pooled.
+
+    A setting of which one start failed by its own fault holds nowhere, whatever another start
+    measured; with fewer replicates than wanted a cell is unresolved.
+    """
+    broken = {r.of_trial for r in confirmations if r.outcome is Outcome.INFEASIBLE}
     groups: dict[tuple[int, float], list[tuple[LevelResult, Probe | None]]] = {}
     for record in confirmations:
         if record.of_trial is None or record.outcome is not Outcome.MEASURED:
@@ -150,28 +155,34 @@ def confirmed_cells(
             key = (record.of_trial, level.load.value)
             probe = probes.get((level.load.value, level.seed))
             groups.setdefault(key, []).append((level, probe))
-    return [_cell(trial, members, slo=slo) for (trial, _), members in sorted(groups.items())]
+    cells = [_cell(trial, members, slo=slo) for (trial, _), members in sorted(groups.items())]
+    return [_judged(c, is_broken=c.trial in broken, replicates=replicates) for c in cells]
 
 
 def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
     """The verdict and the two recommendations, from fresh measurements only."""
     held = [cell for cell in cells if cell.holds]
     baseline = _best_throughput([c for c in held if c.trial == BASELINE])
+    # Defaults that could not be certified are not refuted, and may carry more than they proved.
+    # A single probe, as the repetition of a live one, is nothing to compare with.
+    open_baseline = _best_throughput(
+        [c for c in cells if c.trial == BASELINE and c.holds is not False and len(c.replicates) > 1]
+    )
     winner = _best_throughput(held)
     challenger = None
     verdict: Verdict = "improved"
     if winner is None:
         verdict = "infeasible"
-    elif baseline is not None and not _is_better(winner, baseline):
+    elif baseline is not None and not _is_better(winner, open_baseline or baseline):
         verdict = "default_is_best"
         others = [c for c in held if c.trial != BASELINE]
-        challenger = _recommend(_best_throughput(others), baseline)
+        challenger = _recommend(_best_throughput(others), open_baseline)
         winner = baseline
     at_target = [c for c in held if c.load.value == target_load]
     return Decision(
         verdict=verdict,
         baseline=baseline or _any_baseline(cells),
-        throughput_first=_recommend(winner, baseline),
+        throughput_first=_recommend(winner, open_baseline),
         latency_first=_latency_first(at_target, cells, target_load=target_load),
         challenger=challenger,
         target_load=target_load,
@@ -205,6 +216,8 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
     first = levels[0]
     own = [level.checks for level in levels]
     if len(probes) == len(levels):
+        # Again from the requests: records of earlier versions lack some of what is judged by now.
+        own = [_checks([probe], slo) for probe in probes]
         metrics = compute_metrics(probes, slo=slo)
         pooled = check_slo(probes, slo=slo, metrics=metrics)
         checks = certify(own, slo=slo, pooled=pooled, without_each=_without_each(probes, slo))
@@ -228,8 +241,19 @@ def _without_each(probes: Sequence[Probe], slo: Slo) -> list[tuple[SloCheck, ...
     """The checks over all probes but one, for each of them."""
     if len(probes) < 2:
         return []
-    rests = [[*probes[:i], *probes[i + 1 :]] for i in range(len(probes))]
-    return [check_slo(rest, slo=slo, metrics=compute_metrics(rest, slo=slo)) for rest in rests]
+    return [_checks([*probes[:i], *probes[i + 1 :]], slo) for i in range(len(probes))]
+
+
+def _checks(probes: Sequence[Probe], slo: Slo) -> tuple[SloCheck, ...]:
+    return check_slo(probes, slo=slo, metrics=compute_metrics(probes, slo=slo))
+
+
+def _judged(cell: Cell, *, is_broken: bool, replicates: int) -> Cell:
+    if is_broken:
+        return replace(cell, holds=False)
+    if cell.holds and len(cell.replicates) < replicates:
+        return replace(cell, holds=None)
+    return cell
 
 
 def _best_throughput(cells: Sequence[Cell]) -> Cell | None:

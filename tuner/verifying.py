@@ -91,7 +91,7 @@ def verify_run(
     folder.lock()
     config = read_config(path)
     # Comparisons want pairs on one worker, so there is one.
-    plan = replace(make_plan(config), workers=1)
+    plan = replace(make_plan(config, is_stored=True), workers=1)
     document = make_document(folder, config=config, engine=plan.engine.config)
     found = document["recommendations"][policy.key]
     if found is None:
@@ -150,7 +150,12 @@ def _measure(
         finally:
             fleet.close()
     _refuse_lost(records)
-    cells = confirmed_cells(records, slo=config.slo, probes_of=lambda r: probes[r.number])
+    cells = confirmed_cells(
+        records,
+        slo=config.slo,
+        probes_of=lambda r: probes[r.number],
+        replicates=config.options.confirm.replicates,
+    )
     return cells, records
 
 
@@ -206,7 +211,8 @@ def _document(
     cell = next((c for c in cells if c.trial == trial), None)
     baseline = next((c for c in cells if c.trial == BASELINE), None)
     failures = [r.failure.message for r in records if r.of_trial == trial and r.failure is not None]
-    ratio, interval = compare(cell, baseline)
+    # The defaults themselves have nothing to be compared with.
+    ratio, interval = compare(cell, baseline if trial != BASELINE else None)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": folder.run_id,

@@ -43,7 +43,7 @@ class LadderWalk:
 
     def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
         """The next load up."""
-        if len(done) == len(self.loads) or (done and done[-1].holds is False):
+        if len(done) == len(self.loads) or (done and done[-1].carries is False):
             return None
         return ProbePoint(self.loads[len(done)], self.seed)
 
@@ -119,7 +119,7 @@ class RaceWalk:
             return None
         measured = {level.load.value for level in done}
         # Once a challenge was lost without losing the race, the search goes on below it.
-        if all(level.holds for level in done):
+        if all(level.carries for level in done):
             for load in self._challenges():
                 if load not in measured:
                     capacity = self.capacity
@@ -127,10 +127,14 @@ class RaceWalk:
         return self.capacity.next_point(done)
 
     def _challenges(self) -> list[float]:
+        most = self.capacity.search.max_load
+        return sorted({min(self.target_load, most), min(self._above_incumbent(), most)})
+
+    def _above_incumbent(self) -> float:
         higher = self.incumbent.load * (1 + _CHALLENGE)
         if self.capacity.mode == "concurrency":
             higher = max(self.incumbent.load + 1, math.ceil(higher))
-        return sorted({self.target_load, higher})
+        return higher
 
     def _has_lost(self, done: Sequence[LevelResult]) -> bool:
         """Whether nothing it could still show makes it the incumbent.
@@ -139,11 +143,11 @@ class RaceWalk:
         at once it may carry more at a lower concurrency; never more than it does at a higher one,
         so it has lost once it does not carry clearly more where it fails.
         """
-        failed = [level for level in done if not level.holds]
+        failed = [level for level in done if not level.carries]
         if not failed:
             return False
         if self.capacity.mode == "rate":
-            return any(level.load.value <= self._challenges()[-1] for level in failed)
+            return any(level.load.value <= self._above_incumbent() for level in failed)
         best = self.incumbent.output_tokens_per_s * (1 + _WORTHWHILE)
         tokens = [level.metrics.output_tokens_per_s for level in failed]
         return any(value is None or value <= best for value in tokens)
@@ -151,16 +155,17 @@ class RaceWalk:
 
 def load_point(level: LevelResult, slo: Slo) -> LoadPoint:
     """A measured level as the capacity search sees it."""
-    ratios = [check.ratio for check in level.checks]
+    checks = [check for check in level.checks if not check.is_floor]
+    ratios = [check.ratio for check in checks]
     known = [ratio for ratio in ratios if ratio is not None]
     by_target = {target.canonical: target for target in slo.targets}
     scores = {
         check.target: score
-        for check in level.checks
+        for check in checks
         if (score := _score(check, allowed_share(by_target[check.target]))) is not None
     }
     worst = max(known) if len(known) == len(ratios) and known else None
-    return LoadPoint(level.load.value, level.holds, worst, scores)
+    return LoadPoint(level.load.value, level.carries, worst, scores)
 
 
 def _score(check: SloCheck, share: float | None) -> Score | None:

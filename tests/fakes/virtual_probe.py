@@ -52,11 +52,11 @@ def virtual_probe(
         seed=point.seed,
         records=tuple(records),
         window_start_s=min(r.scheduled_s for r in measured),
-        window_end_s=max(r.scheduled_s for r in measured),
-        end_s=last_s,
+        window_end_s=stop_s if reason else max(r.scheduled_s for r in measured),
+        end_s=stop_s if reason else last_s,
         stopped_early=reason,
     )
-    return steady_part(probe)
+    return steady_part(probe, may_cut=point.may_stop_early)
 
 
 def _sizes(workload: Workload, point: ProbePoint, slo: Slo) -> tuple[int, int]:

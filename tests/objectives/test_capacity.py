@@ -42,13 +42,20 @@ def test_any_capacity_is_found_within_the_resolution(
     assert all(load == round(load) >= 1 for load in loads)
 
 
-@given(capacity=st.floats(0.05, 200.0), start=st.floats(0.5, 20.0), power=st.floats(0.5, 8.0))
-def test_rates_are_found_within_the_resolution(capacity: float, start: float, power: float) -> None:
-    """Requests per second are no whole numbers."""
-    search = CapacitySearch(start=start, step=1.15, is_integer=False)
+@given(start=st.floats(0.5, 20.0), times=st.floats(0.07, 100.0), power=st.floats(0.5, 8.0))
+def test_rates_are_found_within_the_resolution(start: float, times: float, power: float) -> None:
+    """Requests per second are no whole numbers; down to a sixteenth of the first one."""
+    search, capacity = CapacitySearch(start=start, step=1.15, is_integer=False), start * times
     found = fit_capacity(_search(search, capacity, power=power))
     assert found.highest_held is not None
     assert capacity / 1.05 * (1 - 1e-9) <= found.highest_held <= capacity * (1 + 1e-9)
+
+
+def test_a_rate_far_below_the_first_one_is_not_searched_for() -> None:
+    """Below a sixteenth nothing would be in flight: the search ends after a few probes."""
+    points = _search(CapacitySearch(start=1.0, is_integer=False), 0.001)
+    assert points[-1].load == 1 / 16
+    assert len(points) == 5
 
 
 def test_the_ratios_make_the_search_shorter_than_bisection() -> None:

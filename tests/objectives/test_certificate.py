@@ -79,8 +79,11 @@ def test_failed_requests_that_reach_the_percentile_never_certify() -> None:
 
 def test_an_older_record_without_counts_is_judged_by_its_percentiles() -> None:
     """Runs of earlier versions know no violating requests; their report can still be made."""
-    column = [(_check("p95_ttft<=800ms", p), _ttft(1, 0)[1]) for p in (500, 510, 505)]
-    assert certify(column, slo=SLO, pooled=column[0])[0].holds is True
+    errors = _check("error_rate<=1%", 0.0, n_needed=1)
+    column = [(_check("p95_ttft<=800ms", p), errors) for p in (500, 510, 505)]
+    assert [c.holds for c in certify(column, slo=SLO, pooled=column[0])] == [True, True]
+    failed = [(c[0], _check("error_rate<=1%", 0.5, holds=False)) for c in column]
+    assert certify(failed, slo=SLO, pooled=failed[0])[1].holds is False
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _noise(count: int, centre: float) -> list[float]:
 
 def test_a_slow_beginning_becomes_warm_up_and_leaves_the_window() -> None:
     """Requests, tokens and the window's start move together."""
-    probe = steady_part(_probe(_noise(30, 2000) + _noise(170, 100)))
+    probe = steady_part(_probe(_noise(30, 2000) + _noise(170, 100)), may_cut=True)
     assert probe.unsteady == ""
     assert 30 <= 200 - len(probe.measured) <= 45
     assert probe.window_start_s == probe.measured[0].scheduled_s
@@ -45,15 +45,21 @@ def test_a_slow_beginning_becomes_warm_up_and_leaves_the_window() -> None:
     assert p95_ms < 300
 
 
+def test_a_fresh_measurement_is_judged_whole() -> None:
+    """Where nothing may be cut, a slow beginning counts against the engine."""
+    probe = _probe(_noise(30, 2000) + _noise(170, 100))
+    assert steady_part(probe, may_cut=False) == probe
+
+
 def test_a_steady_probe_is_left_as_it_is() -> None:
     """Nothing is cut where nothing has to settle."""
     probe = _probe(_noise(160, 100))
-    assert steady_part(probe) == probe
+    assert steady_part(probe, may_cut=True) == probe
 
 
 def test_a_probe_that_never_settles_is_unresolved_whatever_it_measured() -> None:
     """TTFT that rises to the end holds nothing, even below its limit."""
-    probe = steady_part(_probe([float(i) for i in range(200)]))
+    probe = steady_part(_probe([float(i) for i in range(200)]), may_cut=True)
     assert "not settled" in probe.unsteady
     metrics = compute_metrics([probe], slo=SLO)
     level = judged_level(probe, metrics=metrics, slo=SLO, measure_s=1.0)
@@ -64,16 +70,16 @@ def test_a_probe_that_never_settles_is_unresolved_whatever_it_measured() -> None
 def test_arrivals_that_outrun_the_engine_are_not_steady_in_rate_mode() -> None:
     """Half of what arrives is still open at the window's end: a queue that grows."""
     values = [100.0] * 100 + [60_000.0] * 100
-    assert "only 10" in steady_part(_probe(values, rate=True)).unsteady or (
-        "settled" in steady_part(_probe(values, rate=True)).unsteady
+    assert "only 10" in steady_part(_probe(values, rate=True), may_cut=True).unsteady or (
+        "settled" in steady_part(_probe(values, rate=True), may_cut=True).unsteady
     )
-    assert steady_part(_probe([100.0] * 200, rate=True)).unsteady == ""
+    assert steady_part(_probe([100.0] * 200, rate=True), may_cut=True).unsteady == ""
 
 
 def test_a_probe_that_ended_early_is_not_judged_again() -> None:
     """It failed; what it saw first is part of that."""
     probe = replace(_probe([float(i) for i in range(200)]), stopped_early="p50_ttft fails")
-    assert steady_part(probe) == probe
+    assert steady_part(probe, may_cut=True) == probe
     metrics = compute_metrics([probe], slo=SLO)
     assert judged_level(probe, metrics=metrics, slo=SLO, measure_s=1.0).holds is False
 
@@ -87,6 +93,6 @@ def test_warm_up_and_filler_stay_what_they_are() -> None:
         return replace(record, role=roles.get(record.index, record.role))
 
     probe = replace(probe, records=tuple(map(with_role, probe.records)))
-    cut = steady_part(probe)
+    cut = steady_part(probe, may_cut=True)
     assert cut.records[199].role is RequestRole.FILLER
     assert cut.records[0].role is RequestRole.WARM_UP

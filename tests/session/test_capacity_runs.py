@@ -18,10 +18,18 @@ def _config(folder: Path, **changes: Any) -> Any:
     return make_config(folder, **options)
 
 
-def test_a_run_finds_capacities_races_and_certifies_below_them(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[VirtualRun, dict[str, Any]]:
+    """One run that several tests look at, and its report."""
+    run = VirtualRun(_config(tmp_path_factory.mktemp("capacity")), workers=1)
+    return run, run.run()
+
+
+def test_a_run_finds_capacities_races_and_certifies_below_them(
+    finished: tuple[VirtualRun, dict[str, Any]],
+) -> None:
     """The defaults get a whole search, challengers a probe or two, the winner a certificate."""
-    run = VirtualRun(_config(tmp_path), workers=1)
-    document = run.run()
+    run, document = finished
     records = run.folder.trials()
     assert len(records[0].levels) >= 5
     challengers = [len(r.levels) for r in records[2:]]
@@ -43,23 +51,30 @@ def _limit(check: dict[str, Any]) -> float:
     return float(text.removesuffix("ms")) if text.endswith("ms") else float(text[:-1]) / 100
 
 
-def test_races_cost_a_fraction_of_a_search_for_every_setting(tmp_path: Path) -> None:
+def test_races_cost_a_fraction_of_a_search_for_every_setting(
+    finished: tuple[VirtualRun, dict[str, Any]],
+) -> None:
     """Fewer probes than half of what as many whole searches would take."""
-    run = VirtualRun(_config(tmp_path), workers=1)
-    run.run()
+    run, _ = finished
     records = run.folder.trials()
     probes = [len(r.levels) for r in records if r.levels]
     assert sum(probes) < 0.5 * probes[0] * len(probes)
 
 
-def test_probes_that_clearly_fail_end_early_and_say_why(tmp_path: Path) -> None:
+def test_probes_that_clearly_fail_end_early_and_say_why(
+    finished: tuple[VirtualRun, dict[str, Any]],
+) -> None:
     """A level far above the capacity is stopped, failed, and marked in the report."""
-    run = VirtualRun(_config(tmp_path), workers=1)
-    document = run.run()
+    run, document = finished
     stopped = [lv for r in run.folder.trials() for lv in r.levels if lv.stopped_early]
     assert stopped
     assert all(lv.holds is False for lv in stopped)
     assert all(lv.requests < 400 for lv in stopped)
+    # All slots were busy when they ended: they carry no less than the levels that held.
+    for record in run.folder.trials():
+        held = [lv.metrics.output_tokens_per_s or 0.0 for lv in record.levels if lv.holds]
+        ended = [lv.metrics.output_tokens_per_s or 0.0 for lv in record.levels if lv.stopped_early]
+        assert not held or all(value > 0.6 * min(held) for value in ended)
     levels = [lv for t in document["trials"] for lv in t["levels"]]
     assert sum(bool(lv["stopped_early"]) for lv in levels) == len(stopped)
     confirmed = run.folder.trials(is_confirmation=True)
@@ -91,10 +106,11 @@ def test_finalists_start_twice_and_pairs_share_worker_and_seed(tmp_path: Path) -
         assert {r.replicate for r in records if r.of_trial == trial} == {1, 2}
 
 
-def test_live_capacities_are_repeated_cold_on_their_own_requests(tmp_path: Path) -> None:
+def test_live_capacities_are_repeated_cold_on_their_own_requests(
+    finished: tuple[VirtualRun, dict[str, Any]],
+) -> None:
     """The published load is lower than any live probe's, so one cold probe repeats the best."""
-    run = VirtualRun(_config(tmp_path), workers=1)
-    run.run()
+    run, _ = finished
     live = {r.number: r for r in run.folder.trials() if r.fidelity == "live"}
     repeated = [
         (r.of_trial, lv.load.value, lv.seed)
@@ -108,18 +124,32 @@ def test_live_capacities_are_repeated_cold_on_their_own_requests(tmp_path: Path)
         assert load in {lv.load.value for lv in live[trial].levels if lv.holds}
 
 
+def test_a_throughput_floor_is_met_above_the_first_load(tmp_path: Path) -> None:
+    """8 concurrent carry too few tokens/s; the recommended load carries enough."""
+    slo = "p95_ttft=800ms,tpot=50ms,output_tokens_per_s>=700"
+    document = VirtualRun(_config(tmp_path, slo=slo, trials=3), workers=1).run()
+    first = document["recommendations"]["throughput_first"]
+    assert first is not None
+    assert first["metrics"]["output_tokens_per_s"] >= 700
+    assert document["trials"][0]["levels"][0]["holds"] is False
+
+
 def test_patience_ends_a_search_that_no_longer_wins(tmp_path: Path) -> None:
     """After eight trials at least, so many races lost in a row are enough."""
-    long = VirtualRun(_config(tmp_path / "long", trials=15), workers=1).run()
-    short = VirtualRun(_config(tmp_path / "short", trials=15, patience=3), workers=1).run()
+    few = {"replicates": 3, "requests": 100}
+    options = {"trials": 15, "confirm": few}
+    long = VirtualRun(_config(tmp_path / "long", **options), workers=1).run()
+    short = VirtualRun(_config(tmp_path / "short", **options, patience=3), workers=1).run()
     assert 8 <= len(short["trials"]) < len(long["trials"])
     assert short["recommendations"]["throughput_first"]["confirmed"] is True
 
 
 def test_an_slo_at_the_edge_is_lowered_or_left_open_but_never_claimed(tmp_path: Path) -> None:
     """Whatever is recommended has every bound within its limit; what is not stays unclaimed."""
-    for seed in range(3):
-        config = _config(tmp_path / str(seed), seed=seed, slo="p95_ttft=800ms,tpot=28ms", trials=5)
+    few = {"replicates": 3, "requests": 100}
+    for seed in range(2):
+        folder, slo = tmp_path / str(seed), "p95_ttft=800ms,tpot=28ms"
+        config = _config(folder, seed=seed, slo=slo, trials=4, confirm=few)
         document = VirtualRun(config, workers=1).run()
         for found in document["recommendations"].values():
             if found is not None:

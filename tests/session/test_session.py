@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from search_spaces import fingerprint
 from tests.session.running import VirtualRun, make_config
-from tuner.errors import TunerError
+from tuner.errors import TunerError, UsageError
 from tuner.interrupts import HeldInterrupts
 from tuner.records import Failure, FailureKind, TrialSpec
+from tuner.run import make_plan, read_config
 
 
 def test_a_run_ends_with_two_confirmed_commands_and_the_baseline(tmp_path: Path) -> None:
@@ -238,6 +240,58 @@ def test_finalists_that_do_not_hold_again_lose_their_place(tmp_path: Path) -> No
     assert found is not None
     assert found["settings"] != winner
     assert found["confirmed"] is True
+
+
+def test_a_setting_that_crashes_in_one_of_its_starts_is_not_recommended(tmp_path: Path) -> None:
+    """The first start measured well, the second one dies: no certificate from the rest."""
+    clean = VirtualRun(make_config(tmp_path / "clean"), workers=1).run()
+    winner = clean["recommendations"]["throughput_first"]["settings"]
+
+    def crash_later(spec: TrialSpec, _: int) -> Failure | None:
+        if spec.group == "confirmation 2" and dict(spec.settings) == winner:
+            return Failure(FailureKind.OUT_OF_MEMORY_AT_START, "OOM")
+        return None
+
+    run = VirtualRun(make_config(tmp_path / "crash"), workers=1, sabotage=crash_later)
+    document = run.run()
+    found = document["recommendations"]["throughput_first"]
+    assert found is not None
+    assert found["settings"] != winner
+    assert found["replications"] == 3
+
+
+def test_a_confirmation_lost_to_a_worker_is_made_again(tmp_path: Path) -> None:
+    """Three attempts fail for no fault of the setting; a later one is certified all the same."""
+    left = 3
+
+    def unlucky(spec: TrialSpec, _: int) -> Failure | None:
+        nonlocal left
+        if spec.confirms == 0 and left:
+            left -= 1
+            return Failure(FailureKind.METER_FAILED, "gone")
+        return None
+
+    document = VirtualRun(make_config(tmp_path), workers=1, sabotage=unlucky).run()
+    outcomes = [c["outcome"] for c in document["confirmations"] if c["trial"] == 0]
+    assert "failed" in outcomes
+    assert document["baseline"]["holds"] is True
+    assert document["verdict"] == "improved"
+
+
+def test_an_earlier_versions_run_keeps_its_ladder_and_its_single_replicate(tmp_path: Path) -> None:
+    """A stored config without loads had a ladder; what was allowed then can still be read."""
+    run = VirtualRun(make_config(tmp_path))
+    path = run.folder.path / "config.yaml"
+    data = yaml.safe_load(path.read_text())
+    assert data["workload"]["rates"] is None
+    del data["workload"]["levels"], data["workload"]["rates"]
+    data["confirm"] = {"replicates": 1}
+    path.write_text(yaml.safe_dump(data))
+    config = read_config(run.folder.path)
+    assert config.workload.levels == (8, 16, 32, 64)
+    assert make_plan(config, is_stored=True).config.options.confirm.replicates == 1
+    with pytest.raises(UsageError, match="certifies nothing"):
+        make_plan(config)
 
 
 def test_report_json_has_the_contracts_keys(tmp_path: Path) -> None:

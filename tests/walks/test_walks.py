@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from objectives import (
+    Candidate,
     CapacitySearch,
     EngineCounters,
     Load,
@@ -129,6 +131,44 @@ def test_a_target_load_above_the_incumbents_comes_after_it() -> None:
     capacity = CapacityWalk(CapacitySearch(start=32, step=1.15), "concurrency", SEED, SLO)
     walk = RaceWalk(capacity, target_load=60.0, incumbent=Incumbent(32.0, 565.0))
     assert _walk(walk, 100)[:2] == [33, 60]
+
+
+def test_a_target_rate_that_is_not_carried_ends_no_race_won_below_it() -> None:
+    """The user's target is far above the incumbent's rate: failing there only bounds the search."""
+    search = CapacitySearch(start=4, step=1.15, is_integer=False)
+    walk = RaceWalk(
+        CapacityWalk(search, "rate", SEED, SLO), target_load=10.0, incumbent=Incumbent(4.0, 200.0)
+    )
+    loads = _walk(walk, 9)
+    assert loads[:2] == [pytest.approx(4.08), 10]
+    assert max(v for v in loads if v <= 9) >= 9 / 1.05
+
+
+def test_no_load_above_the_bound_is_driven() -> None:
+    """An incumbent that holds at the bound is challenged there, and nothing is probed twice."""
+    search = CapacitySearch(start=64, step=1.15, max_load=64)
+    walk = RaceWalk(CapacityWalk(search, "concurrency", SEED, SLO), 45.0, Incumbent(64.0, 800.0))
+    assert _walk(walk, 1000) == [45, 64]
+    assert _walk(walk, 60)[:2] == [45, 64]
+
+
+def test_a_throughput_floor_sends_the_search_upwards() -> None:
+    """8 and 16 carry too little, 32 enough: that is no capacity below 8."""
+    slo = parse_slo("p95_ttft=800ms,output_tokens_per_s>=500")
+    walk = CapacityWalk(CapacitySearch(start=8.0), "concurrency", SEED, slo)
+    done: list[LevelResult] = []
+    while (point := walk.next_point(done)) is not None:
+        level = _level(point.load.value, 50)
+        tokens = level.metrics.output_tokens_per_s or 0.0
+        floor = SloCheck(
+            "output_tokens_per_s>=500", tokens, 500 / tokens, tokens >= 500, None, None, 100, 1
+        )
+        holds = bool(level.holds) and tokens >= 500
+        done.append(replace(level, checks=(*level.checks, floor), holds=holds))
+    assert [lv.load.value for lv in done][:4] == [8, 16, 32, 64]
+    candidate = Candidate(1, tuple(lv.level for lv in done))
+    assert candidate.capacity is not None
+    assert candidate.capacity >= 48
 
 
 def test_walks_cross_process_boundaries() -> None:

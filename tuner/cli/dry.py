@@ -104,8 +104,10 @@ def _wall_s(plan: Plan) -> float:
         probe_s = sum(levels) / len(levels)
         measure_s = _trials(plan) * sum(levels)
     search_s = _search_starts(plan) * start_s + measure_s
-    replicates = config.options.confirm.replicates
-    confirm_s = 3 * (min(replicates, 2) * start_s + 2 * replicates * probe_s)
+    confirm = config.options.confirm
+    if workload.requests is None:
+        probe_s *= max(1.0, confirm.requests / workload.min_requests)
+    confirm_s = 3 * (min(confirm.replicates, 2) * start_s + 2 * confirm.replicates * probe_s)
     budget_s = config.options.budget
     total_s = (search_s + confirm_s) / plan.workers
     return total_s if budget_s is None else min(total_s, budget_s)

@@ -118,6 +118,9 @@ class ProbeDriver:
                 self._stop(f"no token from any request for {limit_s:g} s")
 
     async def _send(self, request: PlannedRequest, *, scheduled_s: float) -> None:
+        if len(self._tasks) <= 1:
+            # The engine was idle: silence before this request says nothing about it.
+            self._last_progress_s = self._now_s()
         role = self._role(request.index)
         if role is RequestRole.MEASURED:
             self._progress[request.index] = Progress(

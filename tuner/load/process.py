@@ -82,6 +82,8 @@ def _report(
         # Given up while warming up: what failed there is all there is to judge by.
         records = [dataclasses.replace(r, role=RequestRole.MEASURED) for r in records]
     window_start_s, window_end_s, end_s = measured_window(spec, records)
+    if driver.stopped_early:
+        window_end_s = end_s = max(end_s, *(r.end_s for r in records))
     health = MeterHealth(
         # What warm-up costs the meter (first connections, imports) distorts no metric.
         late_share=lag.late_share(window_start_s, end_s),

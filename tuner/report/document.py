@@ -70,7 +70,12 @@ class ReportInput:
 def build_document(given: ReportInput) -> dict[str, Any]:
     """The whole report as plain data."""
     slo = given.config.slo
-    cells = confirmed_cells(given.confirmations, slo=slo, probes_of=given.probes_of)
+    cells = confirmed_cells(
+        given.confirmations,
+        slo=slo,
+        probes_of=given.probes_of,
+        replicates=given.config.options.confirm.replicates,
+    )
     load = target_load(
         given.records,
         wanted=given.config.workload.target_load,

@@ -54,6 +54,8 @@ def verdict_text(document: Mapping[str, Any]) -> str:
 
 def _gain(recommendation: Mapping[str, Any]) -> str:
     versus = recommendation["vs_baseline"]
+    if versus["throughput_ratio"] is None:
+        return "no ratio to the defaults was measured"
     text = f"{versus['throughput_ratio']:.2f} times the defaults' output tokens/s"
     if versus["low"] is None:
         return f"{text}, from one measurement"
