@@ -41,7 +41,7 @@ def _measure(engine: ProcessEngine, meter: ProcessMeter, wanted: LiveLimits) -> 
     engine.retune(wanted, telemetry_steps=0)
     metrics = compute_metrics([drive(engine, meter, workload=WORKLOAD)], slo=SLO)
     engine.iterations()  # raises unless the limits are still in force
-    assert metrics.n_requests == 64
+    assert metrics.n_requests >= 64
     assert metrics.error_rate == 0.0
     return metrics
 
