@@ -32,10 +32,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from objectives import (
     Load,
-    Metrics,
+    LoadMode,
     Probe,
     SloCheck,
     certify,
+    check_probes,
     check_slo,
     compute_metrics,
     grows,
@@ -56,6 +57,7 @@ from tuner.simulator.virtual import VirtualEngine
 Array = NDArray[np.float64]
 _UTILISATIONS = (0.70, 0.85, 0.95)
 _WARM = 6000
+_MODES: tuple[LoadMode, ...] = ("concurrency", "rate")
 
 
 # --- the queue ---------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def coverage_table(*, quick: bool) -> None:
     for utilisation in _UTILISATIONS:
         row = _queue_coverage(utilisation, 500 if quick else 1000, quick=quick)
         print(form.format("M/G/1 waiting, p95", f"{utilisation:.2f}", *row), flush=True)
-    for mode in ("concurrency", "rate"):
+    for mode in _MODES:
         capacity = _engine_capacity(mode)
         for utilisation in _UTILISATIONS:
             load = _at(mode, utilisation * capacity)
@@ -193,8 +195,8 @@ def _workload(folder: Path, requests: int) -> Any:
     return make_config(folder, workload=workload).workload
 
 
-def _at(mode: str, value: float) -> Load:
-    return Load(mode, max(1.0, round(value))) if mode == "concurrency" else Load(mode, value)  # type: ignore[arg-type]
+def _at(mode: LoadMode, value: float) -> Load:
+    return Load(mode, max(1.0, round(value))) if mode == "concurrency" else Load(mode, value)
 
 
 def _truth(engine: VirtualEngine, load: Load, workload: Any, *, seeds: int = 12) -> Any:
@@ -208,13 +210,13 @@ def _truth(engine: VirtualEngine, load: Load, workload: Any, *, seeds: int = 12)
     return compute_metrics(probes, slo=_SLO)
 
 
-def _engine_capacity(mode: str) -> float:
+def _engine_capacity(mode: LoadMode) -> float:
     """The largest load at which the pooled p95s of long probes hold, by bisection."""
     with tempfile.TemporaryDirectory() as folder:
         return true_capacity(_engine(), mode, _workload(Path(folder), 2000))
 
 
-def true_capacity(engine: VirtualEngine, mode: str, workload: Any) -> float:
+def true_capacity(engine: VirtualEngine, mode: LoadMode, workload: Any) -> float:
     """Bisection with long probes; within 1 %."""
 
     def holds(load: float) -> bool:
@@ -281,12 +283,12 @@ def _engine_coverage(load: Load, metric: str, repetitions: int) -> tuple[str, st
 
 
 def _cell_check(probes: Sequence[Probe], own: Sequence[Any]) -> tuple[SloCheck, ...]:
-    def check(some: Sequence[Probe]) -> tuple[SloCheck, ...]:
-        return check_slo(some, slo=_SLO, metrics=Metrics())
-
     rests = [[p for p in probes if p is not left_out] for left_out in probes]
     return certify(
-        own, slo=_SLO, pooled=check(probes), without_each=[check(rest) for rest in rests]
+        own,
+        slo=_SLO,
+        pooled=check_probes(probes, slo=_SLO),
+        without_each=[check_probes(rest, slo=_SLO) for rest in rests],
     )
 
 
@@ -332,7 +334,7 @@ class RunOutcome:
     verdict: str
 
 
-def run_outcome(seed: int, folder: Path, mode: str, truth: dict[str, float]) -> RunOutcome:
+def run_outcome(seed: int, folder: Path, mode: LoadMode, truth: dict[str, float]) -> RunOutcome:
     """One run of 12 trials, judged by long measurements of what it recommends."""
     workload = {"classes": SMALL_RUN["workload"]["classes"], "min_requests": 160}
     args = {"profile": "demo", "max_model_len": 4096, "time_noise": 0.03}
@@ -353,8 +355,8 @@ def run_outcome(seed: int, folder: Path, mode: str, truth: dict[str, float]) -> 
         value = found["load"]["value"]
         certified = value / max(truth[key], 1e-9)
         theirs = document["baseline"]
-        mine = _truth(_engine(found["settings"]), Load(mode, value), long, seeds=4)  # type: ignore[arg-type]
-        base_load = Load(mode, theirs["load"]["value"])  # type: ignore[arg-type]
+        mine = _truth(_engine(found["settings"]), Load(mode, value), long, seeds=4)
+        base_load = Load(mode, theirs["load"]["value"])
         base = _truth(_engine(), base_load, long, seeds=4)
         gain = mine.output_tokens_per_s / base.output_tokens_per_s
         versus = found["vs_baseline"]
@@ -370,7 +372,7 @@ def run_outcome(seed: int, folder: Path, mode: str, truth: dict[str, float]) -> 
     )
 
 
-def _bisection_s(records: Sequence[TrialRecord], mode: str) -> float:
+def _bisection_s(records: Sequence[TrialRecord], mode: LoadMode) -> float:
     """Plain bisection for every setting that was tried, every probe driven to its end."""
     with tempfile.TemporaryDirectory() as folder:
         workload = _workload(Path(folder), 160)
@@ -399,7 +401,7 @@ def _bisection_s(records: Sequence[TrialRecord], mode: str) -> float:
 
 def runs_table(*, quick: bool) -> None:
     """Whole runs on the simulated engine: claims against the truth, time against bisection."""
-    for mode in ("concurrency", "rate"):
+    for mode in _MODES:
         truth: dict[str, float] = {}
         outcomes = []
         for seed in range(4 if quick else 40):

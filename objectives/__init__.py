@@ -5,6 +5,7 @@ from objectives.certificate import allowed_share, certify
 from objectives.checks import (
     SloCheck,
     carries,
+    check_probes,
     check_slo,
     requests_needed,
     slo_holds,
@@ -66,6 +67,7 @@ __all__ = [
     "allowed_share",
     "carries",
     "certify",
+    "check_probes",
     "check_slo",
     "choose_target_load",
     "compute_metrics",

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from objectives.checks import SloCheck
+from objectives.checks import SloCheck, slo_holds
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import Interval, mean_interval
 
@@ -99,22 +99,16 @@ def _certify(
 def _verdict(target: Target, column: Sequence[SloCheck], tests: Sequence[_Test]) -> bool | None:
     if target.stat == "max":
         # "Holds" only means that no request in all replicates was seen to violate it.
-        return _all_of([check.holds for check in column])
+        return slo_holds(column)
     if len(column) < 2:
         return False if column and column[0].holds is False else None
     if not tests:
-        return _all_of([check.holds for check in column])
+        return slo_holds(column)
     if all(test.is_above for test in tests):
         return False
     if any(check.n < check.n_needed for check in column):
         return None
     return True if all(test.is_below for test in tests) else None
-
-
-def _all_of(verdicts: Sequence[bool | None]) -> bool | None:
-    if any(verdict is False for verdict in verdicts):
-        return False
-    return True if verdicts and all(verdicts) else None
 
 
 def _value_test(

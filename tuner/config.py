@@ -193,8 +193,8 @@ def load_stored_config(path: Path) -> RunConfig:
     Raises:
         UsageError: when it cannot be read.
     """
-    workload = read_yaml(path).data
-    given = workload.get("workload", {}) if isinstance(workload, dict) else {}
+    data = read_yaml(path).data
+    given = data.get("workload", {}) if isinstance(data, dict) else {}
     options = [
         Option(("workload", name), list(ladder), f"workload.{name}")
         for name, ladder in _EARLIER_LADDERS.items()

@@ -22,7 +22,7 @@ from objectives import (
 )
 from tuner.agreement import unranked_trials
 from tuner.records import Outcome, ProbePoint, TrialRecord
-from tuner.seeds import replicate_seed
+from tuner.seeds import replicate_seed, start_seeds
 from tuner.verdict import (
     BASELINE,
     ProbesOf,
@@ -33,6 +33,8 @@ from tuner.verdict import (
     to_candidate,
 )
 
+# Cold starts of a setting at least: they differ lastingly, and two show by how much.
+LEAST_STARTS = 2
 # Finalists tried for each policy.
 _FINALISTS = 3
 # A load is lowered by so much, and so often, before the runner-up gets its turn.
@@ -58,6 +60,11 @@ class Confirmation:
     trial: int
     points: tuple[ProbePoint, ...]
     start: int
+
+    @property
+    def group(self) -> str:
+        """Starts with one number are compared with each other, best on one worker."""
+        return f"confirmation {self.start}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +188,15 @@ class ConfirmationPlan:
         )
 
     def _batch(self, wanted: dict[int, set[float]], cells: _Cells) -> list[Confirmation]:
-        batch = []
-        for start in range(1, self._rules.starts + 1):
+        batch, rules = [], self._rules
+        for start in range(1, rules.starts + 1):
+            seeds = start_seeds(
+                rules.seed, start=start, starts=rules.starts, replicates=rules.replicates
+            )
             for trial in sorted(wanted):
-                rules = self._rules
                 points = [
                     ProbePoint(Load(rules.mode, load), seed, requests=rules.requests)
-                    for seed in self._seeds(start)
+                    for seed in seeds
                     for load in sorted(wanted[trial])
                     if not cells.has(trial, load, seed) and not cells.is_hopeless(trial, load)
                 ]
@@ -209,13 +218,6 @@ class ConfirmationPlan:
         seed = replicate_seed(self._rules.seed, 0)
         is_new = best.load not in loads and not cells.has(trial, best.load, seed)
         return [ProbePoint(Load(self._rules.mode, best.load), seed)] if is_new else []
-
-    def _seeds(self, start: int) -> list[int]:
-        rules = self._rules
-        return [
-            replicate_seed(rules.seed, replicate)
-            for replicate in range(start, rules.replicates + 1, rules.starts)
-        ]
 
 
 def published_loads(candidate: Candidate, rules: ConfirmationRules) -> list[float]:

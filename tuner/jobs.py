@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tuner.config import RunConfig
 from tuner.confirming import Confirmation
 from tuner.errors import InfrastructureError
 from tuner.events import Event
 from tuner.fleet import Completion, Fleet
 from tuner.records import (
+    EngineConfig,
     EngineInfo,
     Failure,
     FailureKind,
     LiveUse,
+    Origin,
     Outcome,
+    Settings,
     TrialRecord,
     TrialResult,
     TrialSpec,
 )
 from tuner.search import Proposal
+from tuner.walks import PointsWalk
 
 _COLLECT_S = 0.5
 # An infrastructure fault is tried again elsewhere at most so often.
@@ -130,6 +135,31 @@ class JobRunner:
             self._submit(job, avoid=completion.worker)
             return
         on_done(job, result)
+
+
+def confirmation_job(
+    asked: Confirmation,
+    config: RunConfig,
+    *,
+    number: int,
+    origin: Origin,
+    settings: Settings,
+    engine: EngineConfig,
+) -> Job:
+    """A job that measures settings afresh, cold; starts with one number are one group."""
+    spec = TrialSpec(
+        number=number,
+        origin=origin,
+        settings=settings,
+        engine=engine,
+        workload=config.workload,
+        slo=config.slo,
+        walk=PointsWalk(asked.points),
+        meter=config.meter_limits,
+        confirms=asked.trial,
+        group=asked.group,
+    )
+    return Job(spec, confirmation=asked)
 
 
 def record_of(job: Job, result: TrialResult) -> TrialRecord:

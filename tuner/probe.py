@@ -7,8 +7,7 @@ from dataclasses import replace
 from objectives import (
     Probe,
     RequestRole,
-    check_slo,
-    compute_metrics,
+    check_probes,
     percentile,
     requests_needed,
     slo_holds,
@@ -71,8 +70,7 @@ def _should_be_longer(probe: Probe, spec: TrialSpec) -> bool:
     """
     if probe.stopped_early:
         return False
-    metrics = compute_metrics([probe], slo=spec.slo)
-    checks = check_slo([probe], slo=spec.slo, metrics=metrics)
+    checks = check_probes([probe], slo=spec.slo)
     # Where the workload itself says how many requests, few are what the user asked for.
     is_short = spec.workload.requests is None and any(c.n < c.n_needed for c in checks)
     return (is_short or bool(probe.unsteady)) and slo_holds(checks) is not False

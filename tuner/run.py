@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,9 @@ class Plan:
     workers: int
     logical_gpus: int | None
     references: tuple[tuple[str, Settings], ...]
+
+
+MakeFleet = Callable[[Plan], Fleet]
 
 
 def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
@@ -252,9 +255,12 @@ def _search_and_confirm(
     )
     search.forget_unfinished()
     hardware = folder.read_environment().get("hardware", {})
-    with interrupts.let_through():
-        fleet = make_fleet(plan)
-    try:
+
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    with working_fleet(plan, interrupts=interrupts, tell=tell) as fleet:
         parts = SessionParts(
             config=config,
             engine=plan.engine.config,
@@ -266,15 +272,7 @@ def _search_and_confirm(
             gpu=gpu_name(hardware),
             check_interrupted=interrupts.check,
         )
-        for listener in listeners:
-            listener(Event("fleet_started", {"workers": len(fleet.workers)}, fleet.workers))
         Session(parts).run()
-    except KeyboardInterrupt:
-        for listener in listeners:
-            listener(Event("cleaning_up"))
-        raise
-    finally:
-        fleet.close()
 
 
 def make_fleet(plan: Plan) -> Fleet:
@@ -293,6 +291,23 @@ def make_fleet(plan: Plan) -> Fleet:
         address=options.ray_address,
         logical_gpus=plan.logical_gpus,
     )
+
+
+@contextmanager
+def working_fleet(
+    plan: Plan, *, interrupts: HeldInterrupts, tell: Listener, fleet_of: MakeFleet = make_fleet
+) -> Iterator[Fleet]:
+    """A fleet that is closed in every case; only its start, which may be long, is interrupted."""
+    with interrupts.let_through():
+        fleet = fleet_of(plan)
+    try:
+        tell(Event("fleet_started", {"workers": len(fleet.workers)}, fleet.workers))
+        yield fleet
+    except KeyboardInterrupt:
+        tell(Event("cleaning_up"))
+        raise
+    finally:
+        fleet.close()
 
 
 def _facts(config: RunConfig) -> EngineFacts:

@@ -12,11 +12,16 @@ from functools import partial
 
 from tuner.clock import Clock
 from tuner.config import RunConfig
-from tuner.confirming import Confirmation, ConfirmationPlan, ConfirmationRules
+from tuner.confirming import (
+    LEAST_STARTS,
+    Confirmation,
+    ConfirmationPlan,
+    ConfirmationRules,
+)
 from tuner.errors import TunerError
 from tuner.events import SESSION_ENDED, Event, Listener
 from tuner.fleet import Fleet
-from tuner.jobs import Job, JobRunner, record_of
+from tuner.jobs import Job, JobRunner, confirmation_job, record_of
 from tuner.launch_groups import LaunchGroups
 from tuner.loads import races_lost_in_a_row, search_walk
 from tuner.observing import observation, reference_load
@@ -31,9 +36,7 @@ from tuner.report.experiment import experiment_sheet
 from tuner.search import Observation, Proposal, Search
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import BASELINE
-from tuner.walks import PointsWalk
 
-_CONFIRMATION_STARTS = 2
 # Share of the time budget that the search may use; the rest is for the confirmation.
 _SEARCH_SHARE = 0.75
 # Patience is not asked before so many trials: a sampler needs some to learn from.
@@ -132,12 +135,12 @@ class Session:
             return None
         if self._is_patience_over():
             return None
-        number = self._free_number()
+        number = self._free_number(self._records)
         proposal = self._parts.search.propose(number)
         return None if proposal is None else Job(self._search_spec(proposal), proposal=proposal)
 
-    def _free_number(self) -> int:
-        used = {r.number for r in self._records} | self._jobs.numbers
+    def _free_number(self, records: Sequence[TrialRecord]) -> int:
+        used = {r.number for r in records} | self._jobs.numbers
         return next(n for n in range(len(used) + 1) if n not in used)
 
     def _search_spec(self, proposal: Proposal) -> TrialSpec:
@@ -174,8 +177,8 @@ class Session:
     def _confirmation_rules(self) -> ConfirmationRules:
         config = self._parts.config
         replicates = config.options.confirm.replicates
-        # Two starts show how starts differ; more workers can share the seeds out further.
-        starts = min(replicates, max(_CONFIRMATION_STARTS, len(self._parts.fleet.workers)))
+        # More workers can share the seeds out further.
+        starts = min(replicates, max(LEAST_STARTS, len(self._parts.fleet.workers)))
         return ConfirmationRules(
             slo=config.slo,
             mode=config.options.load,
@@ -193,24 +196,15 @@ class Session:
         asked = self._confirmation_to_make(plan, queue)
         if asked is None:
             return None
-        config = self._parts.config
-        used = {r.number for r in self._confirmations} | self._jobs.numbers
-        number = next(n for n in range(len(used) + 1) if n not in used)
         tried = next(r for r in self._records if r.number == asked.trial)
-        spec = TrialSpec(
-            number=number,
+        return confirmation_job(
+            asked,
+            self._parts.config,
+            number=self._free_number(self._confirmations),
             origin=tried.origin,
             settings=tried.settings,
             engine=self._parts.engine,
-            workload=config.workload,
-            slo=config.slo,
-            # Fresh seeds: the search's own requests are never used again.
-            walk=PointsWalk(asked.points),
-            meter=config.meter_limits,
-            confirms=asked.trial,
-            group=_group(asked),
         )
-        return Job(spec, confirmation=asked)
 
     def _confirmation_to_make(
         self, plan: ConfirmationPlan, queue: list[Confirmation]
@@ -218,7 +212,7 @@ class Session:
         """The first that an idle worker may take; what has become worthless is dropped."""
         queue[:] = [c for c in queue if not plan.is_worthless(c, self._confirmations)]
         for index, asked in enumerate(queue):
-            if self._parts.fleet.can_take(_group(asked)):
+            if self._parts.fleet.can_take(asked.group):
                 return queue.pop(index)
         return None
 
@@ -331,8 +325,3 @@ class Session:
     def _tell(self, event: Event) -> None:
         for listener in self._parts.listeners:
             listener(event)
-
-
-def _group(asked: Confirmation) -> str:
-    """Starts with one number are compared with each other."""
-    return f"confirmation {asked.start}"

@@ -20,6 +20,7 @@ from objectives import (
     Slo,
     SloCheck,
     certify,
+    check_probes,
     check_slo,
     choose_target_load,
     compute_metrics,
@@ -173,7 +174,7 @@ def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
     verdict: Verdict = "improved"
     if winner is None:
         verdict = "infeasible"
-    elif baseline is not None and not _is_better(winner, open_baseline or baseline):
+    elif baseline is not None and not _is_better(winner, open_baseline):
         verdict = "default_is_best"
         others = [c for c in held if c.trial != BASELINE]
         challenger = _recommend(_best_throughput(others), open_baseline)
@@ -217,7 +218,7 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
     own = [level.checks for level in levels]
     if len(probes) == len(levels):
         # Again from the requests: records of earlier versions lack some of what is judged by now.
-        own = [_checks([probe], slo) for probe in probes]
+        own = [check_probes([probe], slo=slo) for probe in probes]
         metrics = compute_metrics(probes, slo=slo)
         pooled = check_slo(probes, slo=slo, metrics=metrics)
         checks = certify(own, slo=slo, pooled=pooled, without_each=_without_each(probes, slo))
@@ -241,11 +242,8 @@ def _without_each(probes: Sequence[Probe], slo: Slo) -> list[tuple[SloCheck, ...
     """The checks over all probes but one, for each of them."""
     if len(probes) < 2:
         return []
-    return [_checks([*probes[:i], *probes[i + 1 :]], slo) for i in range(len(probes))]
-
-
-def _checks(probes: Sequence[Probe], slo: Slo) -> tuple[SloCheck, ...]:
-    return check_slo(probes, slo=slo, metrics=compute_metrics(probes, slo=slo))
+    rests = [[*probes[:i], *probes[i + 1 :]] for i in range(len(probes))]
+    return [check_probes(rest, slo=slo) for rest in rests]
 
 
 def _judged(cell: Cell, *, is_broken: bool, replicates: int) -> Cell:
@@ -260,16 +258,18 @@ def _best_throughput(cells: Sequence[Cell]) -> Cell | None:
     return max(cells, key=lambda c: c.metrics.output_tokens_per_s or 0.0, default=None)
 
 
-def _is_better(winner: Cell, baseline: Cell) -> bool:
+def _is_better(winner: Cell, baseline: Cell | None) -> bool:
     """Whether the gain over the defaults is proven: the ratio's lower bound is at least 1."""
     if winner.trial == BASELINE:
         return False
-    _, interval = _throughput_ratio(winner, baseline)
+    _, interval = throughput_ratio(winner, baseline)
     return interval.low is not None and interval.low >= 1.0
 
 
-def _throughput_ratio(cell: Cell, other: Cell) -> tuple[float | None, Interval]:
-    """Ratio of output tokens/s over replicates paired by their seed."""
+def throughput_ratio(cell: Cell | None, other: Cell | None) -> tuple[float | None, Interval]:
+    """Ratio of output tokens/s over replicates paired by their seed, and its 95 % interval."""
+    if cell is None or other is None:
+        return None, Interval(None, None)
     others = {level.seed: level for level in other.replicates}
     pairs = [
         (level.metrics.output_tokens_per_s, others[level.seed].metrics.output_tokens_per_s)
@@ -280,24 +280,17 @@ def _throughput_ratio(cell: Cell, other: Cell) -> tuple[float | None, Interval]:
     return paired_ratio_interval([a for a, _ in known], [b for _, b in known])
 
 
-def compare(cell: Cell | None, other: Cell | None) -> tuple[float | None, Interval]:
-    """Ratio of output tokens/s on shared seeds with its 95 % interval; None where there is none."""
-    if cell is None or other is None:
-        return None, Interval(None, None)
-    return _throughput_ratio(cell, other)
-
-
 def _recommend(cell: Cell | None, baseline: Cell | None) -> Recommendation | None:
     if cell is None:
         return None
-    if baseline is None:
-        return Recommendation(cell, None, Interval(None, None), None)
-    ratio, interval = _throughput_ratio(cell, baseline)
+    ratio, interval = throughput_ratio(cell, baseline)
     return Recommendation(cell, ratio, interval, _latency_ratio(cell, baseline))
 
 
-def _latency_ratio(cell: Cell, baseline: Cell) -> float | None:
-    if cell.load != baseline.load or cell.worst_ratio is None or not baseline.worst_ratio:
+def _latency_ratio(cell: Cell, baseline: Cell | None) -> float | None:
+    if baseline is None or cell.load != baseline.load:
+        return None
+    if cell.worst_ratio is None or not baseline.worst_ratio:
         return None
     return cell.worst_ratio / baseline.worst_ratio
 

@@ -7,7 +7,8 @@ earlier verification has used. The run's own figures are only compared with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,31 @@ from typing import Any
 from objectives import Load, Policy, Probe
 from tuner.clock import Clock
 from tuner.config import RunConfig
-from tuner.confirming import Confirmation
+from tuner.confirming import LEAST_STARTS, Confirmation
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import TunerError, UsageError
 from tuner.events import Event, Listener
-from tuner.fleet import Fleet
 from tuner.interrupts import HeldInterrupts
-from tuner.jobs import Job, JobRunner, record_of
-from tuner.records import EngineConfig, Outcome, ProbePoint, TrialRecord, TrialResult, TrialSpec
+from tuner.jobs import Job, JobRunner, confirmation_job, record_of
+from tuner.records import EngineConfig, Outcome, ProbePoint, TrialRecord, TrialResult
 from tuner.report.document import checks_data, metrics_data
-from tuner.run import Plan, make_document, make_fleet, make_plan, read_config
-from tuner.seeds import VERIFY_FROM, replicate_seed
+from tuner.run import (
+    MakeFleet,
+    Plan,
+    make_document,
+    make_fleet,
+    make_plan,
+    read_config,
+    working_fleet,
+)
+from tuner.seeds import BEFORE_VERIFY, start_seeds
 from tuner.store.codec import SCHEMA_VERSION, dump_json
 from tuner.store.requests_log import REQUESTS_LOG, read_probes
 from tuner.store.run_folder import RunFolder
-from tuner.verdict import BASELINE, Cell, compare, confirmed_cells
-from tuner.walks import PointsWalk
+from tuner.verdict import BASELINE, Cell, confirmed_cells, throughput_ratio
 
 VERIFICATIONS = "verify"
-_STARTS = 2
 _COMPARED = ("output_tokens_per_s", "p95_ttft_ms", "p95_tpot_ms", "p99_itl_ms")
-
-MakeFleet = Callable[[Plan], Fleet]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +140,13 @@ def _measure(
         probes[record.number] = read_probes(log, record.levels)
         tell(Event("trial_finished", {"trial": record.number}, record))
 
-    specs = _specs(config, plan.engine.config, asked, round_=round_)
-    with HeldInterrupts() as interrupts:
-        with interrupts.let_through():
-            fleet = fleet_of(plan)
-        try:
-            tell(Event("fleet_started", {"workers": len(fleet.workers)}, fleet.workers))
-            runner = JobRunner(fleet, tell=tell, check_interrupted=interrupts.check)
-            runner.run(lambda: next(specs, None), take)
-        except KeyboardInterrupt:
-            tell(Event("cleaning_up"))
-            raise
-        finally:
-            fleet.close()
+    jobs = _jobs(config, plan.engine.config, asked, round_=round_)
+    with (
+        HeldInterrupts() as interrupts,
+        working_fleet(plan, interrupts=interrupts, tell=tell, fleet_of=fleet_of) as fleet,
+    ):
+        runner = JobRunner(fleet, tell=tell, check_interrupted=interrupts.check)
+        runner.run(lambda: next(jobs, None), take)
     _refuse_lost(records)
     cells = confirmed_cells(
         records,
@@ -159,37 +157,31 @@ def _measure(
     return cells, records
 
 
-def _specs(
+def _jobs(
     config: RunConfig, engine: EngineConfig, asked: Sequence[_Asked], *, round_: int
 ) -> Iterator[Job]:
     """Start by start, the settings side by side."""
-    replicates = config.options.confirm.replicates
-    first = VERIFY_FROM + round_ * replicates
-    number = 0
-    for start in range(1, min(_STARTS, replicates) + 1):
-        seeds = [
-            replicate_seed(config.options.seed, first + i)
-            for i in range(start - 1, replicates, _STARTS)
-        ]
+    confirm = config.options.confirm
+    starts = min(LEAST_STARTS, confirm.replicates)
+    numbers = itertools.count()
+    for start in range(1, starts + 1):
+        seeds = start_seeds(
+            config.options.seed,
+            start=start,
+            starts=starts,
+            replicates=confirm.replicates,
+            after=BEFORE_VERIFY + round_ * confirm.replicates,
+        )
         for setting in asked:
-            points = tuple(
-                ProbePoint(setting.load, seed, requests=config.options.confirm.requests)
-                for seed in seeds
-            )
-            spec = TrialSpec(
-                number=number,
+            points = tuple(ProbePoint(setting.load, s, requests=confirm.requests) for s in seeds)
+            yield confirmation_job(
+                Confirmation(setting.trial, points, start),
+                config,
+                number=next(numbers),
                 origin="baseline" if setting.trial == BASELINE else "optuna",
                 settings=setting.settings,
                 engine=engine,
-                workload=config.workload,
-                slo=config.slo,
-                walk=PointsWalk(points),
-                meter=config.meter_limits,
-                confirms=setting.trial,
-                group=f"verification {start}",
             )
-            number += 1
-            yield Job(spec, confirmation=Confirmation(setting.trial, points, start))
 
 
 def _refuse_lost(records: Sequence[TrialRecord]) -> None:
@@ -212,7 +204,7 @@ def _document(
     baseline = next((c for c in cells if c.trial == BASELINE), None)
     failures = [r.failure.message for r in records if r.of_trial == trial and r.failure is not None]
     # The defaults themselves have nothing to be compared with.
-    ratio, interval = compare(cell, baseline if trial != BASELINE else None)
+    ratio, interval = throughput_ratio(cell, baseline if trial != BASELINE else None)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": folder.run_id,

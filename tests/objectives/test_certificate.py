@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,8 @@ from objectives.statistics import percentile
 SLO = parse_slo("p95_ttft=800ms")
 
 
-def _check(target: str, observed: float | None, **changes: object) -> SloCheck:
-    fields: dict[str, object] = {
-        "target": target, "observed": observed, "ratio": None, "holds": True,
-        "low": None, "high": None, "n": 400, "n_needed": 59, "violating": None,
-    }  # fmt: skip
-    return SloCheck(**{**fields, **changes})  # type: ignore[arg-type]
+def _check(target: str, observed: float | None, **changes: Any) -> SloCheck:
+    return replace(SloCheck(target, observed, None, True, None, None, 400, 59), **changes)
 
 
 def _ttft(p95_ms: float | None, violating: int, *, n: int = 400) -> tuple[SloCheck, SloCheck]:

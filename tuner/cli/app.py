@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from tuner import __version__
-from tuner.cli.output import fail, print_error
+from tuner.cli.output import OutputOptions, fail, print_error
 
 _EXIT_ERROR = 1
 _EXIT_USAGE = 2
@@ -126,7 +126,6 @@ def run(
 ) -> None:
     """Search, confirm, report, export: one tuning run."""
     from tuner.cli import running
-    from tuner.cli.output import OutputOptions
 
     flags = {
         "slo": slo,
@@ -167,7 +166,6 @@ def resume(
 ) -> None:
     """Go on with an interrupted run; no finished trial is lost."""
     from tuner.cli import running
-    from tuner.cli.output import OutputOptions
 
     output = OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose)
     _finish(lambda: running.resume(run, output))
@@ -210,7 +208,6 @@ def verify(
 ) -> None:
     """Start the recommended command afresh on this machine and check the SLO again."""
     from tuner.cli import verifying
-    from tuner.cli.output import OutputOptions
 
     output = OutputOptions(is_json=json_, is_quiet=quiet, is_verbose=verbose)
     _finish(lambda: verifying.verify(run, policy=policy, output=output))

@@ -66,7 +66,7 @@ def dry_run_text(document: Mapping[str, Any]) -> str:
     lines = [
         f"engine    {engine['reason']}",
         f"SLO       {document['slo']['canonical']}",
-        (f"workload  {document['workload']['name']}, {document['workload']['load_mode']} {loads}"),
+        f"workload  {document['workload']['name']}, {document['workload']['load_mode']} {loads}",
         f"space     {document['space']['name']}, {size or 'uncountably many'} settings",
         f"workers   {engine['workers']} with {engine['gpus_per_engine']} GPU each",
         f"estimate  {estimate['trials']} trials, roughly {format_duration(estimate['wall_s'])}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from objectives import Policy
@@ -26,7 +27,7 @@ def parse_policy(name: str) -> Policy:
     Raises:
         UsageError: when it is none.
     """
-    # Here, because every call of the command line imports this module, and most need no numpy.
+    # Here, as below: every call of the command line imports this module, most need no numpy.
     from objectives import Policy
     from tuner.errors import UsageError
 
@@ -41,6 +42,13 @@ def print_result(text: str) -> None:
     """A result, for stdout."""
     print(text)
     sys.stdout.flush()
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """A result as a JSON document."""
+    from tuner.store.codec import dump_json
+
+    print_result(dump_json(document).decode().rstrip("\n"))
 
 
 def print_error(text: str) -> None:

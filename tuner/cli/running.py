@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cli.dry import dry_run_document, dry_run_text
-from tuner.cli.output import OutputOptions, print_result, width
+from tuner.cli.output import OutputOptions, print_json, print_result, width
 from tuner.cli.progress import make_progress
 from tuner.clock import SystemClock
 from tuner.config import Option, RunConfig, load_config, parse_engine_arg, parse_set_option
 from tuner.errors import UsageError
 from tuner.report.console import summary_text
 from tuner.run import RunResult, make_plan, report_of, resume_run, start_run
-from tuner.store.codec import dump_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,10 @@ def run(request: RunRequest) -> int:
 def dry_run(request: RunRequest) -> int:
     """What a run would do; nothing is started."""
     document = dry_run_document(make_plan(_config(request)))
-    print_result(_json(document) if request.output.is_json else dry_run_text(document))
+    if request.output.is_json:
+        print_json(document)
+    else:
+        print_result(dry_run_text(document))
     return 0
 
 
@@ -64,7 +66,10 @@ def resume(path: Path, output: OutputOptions) -> int:
 def report(path: Path, *, is_json: bool) -> int:
     """Print the report of a run again."""
     document = report_of(path, clock=SystemClock())
-    print_result(_json(document) if is_json else _summary(document, path))
+    if is_json:
+        print_json(document)
+    else:
+        print_result(_summary(document, path))
     return 0
 
 
@@ -94,7 +99,7 @@ def _config(request: RunRequest) -> RunConfig:
 
 def _show(result: RunResult, output: OutputOptions) -> int:
     if output.is_json:
-        print_result(_json(result.document))
+        print_json(result.document)
     else:
         print_result(_summary(result.document, result.folder))
     if result.is_interrupted:
@@ -105,7 +110,3 @@ def _show(result: RunResult, output: OutputOptions) -> int:
 
 def _summary(document: Mapping[str, Any], folder: Path) -> str:
     return summary_text(document, report_path=str(folder / "report.md"), width=width())
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return dump_json(document).decode().rstrip("\n")

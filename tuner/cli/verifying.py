@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tuner.cli.output import OutputOptions, parse_policy, print_result
+from tuner.cli.output import OutputOptions, parse_policy, print_json, print_result
 from tuner.cli.progress import make_progress
 from tuner.clock import SystemClock
 from tuner.report.verification import verification_text
-from tuner.store.codec import dump_json
 from tuner.verifying import verify_run
 
 
@@ -21,7 +20,7 @@ def verify(run: Path, *, policy: str, output: OutputOptions) -> int:
             run, policy=wanted, clock=SystemClock(), listeners=[progress], command=sys.argv
         )
     if output.is_json:
-        print_result(dump_json(result.document).decode().rstrip("\n"))
+        print_json(result.document)
     else:
         print_result(verification_text(result.document, path=str(result.path)))
     return result.exit_code

@@ -167,7 +167,8 @@ class ProbeDriver:
     def _stop_early(self) -> None:
         if self._early_stop is None or self._done.is_set():
             return
-        requests = [self._progress[index] for index in sorted(self._progress)]
+        # Sent, and so kept, in the order of the plan.
+        requests = list(self._progress.values())
         self.stopped_early = self._early_stop.reason(requests, now_s=self._now_s())
         if self.stopped_early:
             self._stop("")
