@@ -4,9 +4,9 @@ from objectives.capacity import Capacity, CapacitySearch, LoadPoint, Score, fit_
 from objectives.certificate import allowed_share, certify
 from objectives.checks import (
     SloCheck,
-    carries,
     check_probes,
     check_slo,
+    probe_verdict,
     requests_needed,
     slo_holds,
     violation,
@@ -65,7 +65,6 @@ __all__ = [
     "SloError",
     "Target",
     "allowed_share",
-    "carries",
     "certify",
     "check_probes",
     "check_slo",
@@ -78,6 +77,7 @@ __all__ = [
     "pareto_front",
     "parse_slo",
     "percentile",
+    "probe_verdict",
     "rank_latency_first",
     "rank_throughput_first",
     "requests_needed",

@@ -80,9 +80,12 @@ def slo_holds(checks: Sequence[SloCheck]) -> bool | None:
     return True if checks and all(check.holds for check in checks) else None
 
 
-def carries(checks: Sequence[SloCheck]) -> bool | None:
-    """The joint verdict without throughput floors, which only low loads miss."""
-    return slo_holds([check for check in checks if not check.is_floor])
+def probe_verdict(
+    checks: Sequence[SloCheck], *, is_stopped_early: bool, is_unsteady: bool
+) -> bool | None:
+    """The joint verdict of a probe: one that ended early fails, one not steady never holds."""
+    holds = False if is_stopped_early else slo_holds(checks)
+    return None if holds and is_unsteady else holds
 
 
 def worst_ratio(checks: Sequence[SloCheck], *, slo: Slo) -> float | None:

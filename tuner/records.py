@@ -15,7 +15,7 @@ from objectives import (
     Metrics,
     Slo,
     SloCheck,
-    carries,
+    probe_verdict,
 )
 from search_spaces import Value
 from tuner.workloads import Workload
@@ -330,9 +330,11 @@ class LevelResult:
     @property
     def carries(self) -> bool | None:
         """Whether the load is carried within all but a throughput floor."""
-        if self.stopped_early:
-            return False
-        return None if self.unsteady else carries(self.checks)
+        return probe_verdict(
+            [check for check in self.checks if not check.is_floor],
+            is_stopped_early=bool(self.stopped_early),
+            is_unsteady=bool(self.unsteady),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from objectives import (
     Slo,
     check_slo,
     compute_metrics,
-    slo_holds,
+    probe_verdict,
     worst_ratio,
 )
 from tuner.clock import Clock
@@ -144,13 +144,17 @@ def _measure_level(
 def judged_level(probe: Probe, *, metrics: Metrics, slo: Slo, measure_s: float) -> LevelResult:
     """A probe with its verdict: what ended early has failed, what was not steady proves nothing."""
     checks = check_slo([probe], slo=slo, metrics=metrics)
-    holds = False if probe.stopped_early else slo_holds(checks)
+    holds = probe_verdict(
+        checks,
+        is_stopped_early=bool(probe.stopped_early),
+        is_unsteady=bool(probe.unsteady),
+    )
     return LevelResult(
         load=probe.load,
         seed=probe.seed,
         metrics=metrics,
         checks=checks,
-        holds=None if probe.unsteady and holds else holds,
+        holds=holds,
         worst_ratio=worst_ratio(checks, slo=slo),
         measure_s=measure_s,
         requests=len(probe.records),

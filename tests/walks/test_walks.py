@@ -74,6 +74,16 @@ def test_a_ladder_is_climbed_until_the_slo_fails() -> None:
     assert _walk(walk, 4) == [8]
 
 
+def test_a_failing_level_ends_the_ladder_also_when_it_was_not_steady() -> None:
+    """An overloaded engine seldom is in steady state; nothing higher is driven after it fails."""
+    walk = LadderWalk(tuple(Load("concurrency", v) for v in (8.0, 16.0)), SEED)
+    failing = replace(_level(8, 4), unsteady="TTFT had not settled")
+    assert failing.holds is False
+    assert walk.next_point([failing]) is None
+    holding = replace(_level(8, 40), unsteady="TTFT had not settled", holds=None)
+    assert walk.next_point([holding]) is not None
+
+
 def test_points_are_all_measured_to_their_end() -> None:
     """A confirmation measures what it was asked for, also after a failure, and never ends early."""
     points = tuple(ProbePoint(Load("concurrency", v), SEED) for v in (64.0, 8.0))
