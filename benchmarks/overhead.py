@@ -1,102 +1,22 @@
-"""What the tool itself costs: its share of a run's wall time, and the load generator's CPU.
+"""What the tool itself costs: its share of a run's wall time.
 
-    .venv/bin/python benchmarks/overhead.py [run] [meter]
+    .venv/bin/python benchmarks/overhead.py
 
-`run` tunes the simulated engine with a start time as real engines have, and says how much of the
-wall time was neither engine start nor measuring. `meter` drives streams of rising chunk rates from
-a server in a process of its own, and says what a chunk costs the load generator and up to which
-rate it keeps up.
+Tunes the simulated engine with a start time as real engines have, and says how much of the wall
+time was neither engine start nor measuring. What the load generator costs says meter.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from objectives import Load
-from tuner.load import MeterReport, ProbeSpec, ProcessMeter
-from tuner.records import MeterLimits
-from tuner.workloads import TrafficClass, Workload, fallback_ratios
-
-_CONCURRENCY = 64
-_CHUNKS = 200
-_RATES = (1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000)
-
-_SERVER = Path(__file__).parent / "chunk_server.py"
-
-
-@dataclass(frozen=True, slots=True)
-class MeterPoint:
-    """One offered chunk rate and what the load generator made of it."""
-
-    offered_per_s: float
-    read_per_s: float
-    cpu_us_per_chunk: float
-    late_share: float
-    coalesced_share: float
-
-
-def measure_meter() -> list[MeterPoint]:
-    """Rising chunk rates, one server process each."""
-    meter = ProcessMeter()
-    try:
-        return [_meter_point(meter, rate) for rate in _RATES]
-    finally:
-        meter.close()
-
-
-def _meter_point(meter: ProcessMeter, rate: float) -> MeterPoint:
-    gap_s = _CONCURRENCY / rate
-    server = subprocess.Popen(
-        [sys.executable, str(_SERVER), str(gap_s), str(_CHUNKS)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        report = meter.run(_probe_spec(port))
-    finally:
-        server.kill()
-        server.wait()
-    return _point(rate, report)
-
-
-def _probe_spec(port: int) -> ProbeSpec:
-    classes = (TrafficClass("short", 1.0, "question", (20, 40), (_CHUNKS, _CHUNKS)),)
-    return ProbeSpec(
-        base_url=f"http://127.0.0.1:{port}",
-        model="m",
-        workload=Workload(name="chunks", classes=classes),
-        ratios=fallback_ratios(),
-        seed=1,
-        load=Load("concurrency", _CONCURRENCY),
-        requests=3 * _CONCURRENCY,
-        limits=MeterLimits(),
-    )
-
-
-def _point(rate: float, report: MeterReport) -> MeterPoint:
-    failed = [r for r in report.records if r.role.value == "measured" and not r.succeeded]
-    assert not failed, failed[0].message
-    wall_s = max(r.end_s for r in report.records)
-    chunks = report.health.chunks
-    return MeterPoint(
-        offered_per_s=rate,
-        read_per_s=chunks / wall_s,
-        cpu_us_per_chunk=report.health.cpu_share * wall_s / chunks * 1e6,
-        late_share=report.health.late_share,
-        coalesced_share=report.health.coalesced_share,
-    )
 
 
 def measure_run(folder: Path) -> dict[str, float]:
@@ -138,21 +58,10 @@ def _startup_s(path: Path) -> float:
 
 def main() -> None:
     """Measure and print; figures are of this machine at this hour."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("part", nargs="*", choices=["run", "meter", []], default=["run", "meter"])
-    parts = parser.parse_args().part
     print(f"cores {os.cpu_count()}, load average before {os.getloadavg()[0]:.1f}")
-    if "meter" in parts:
-        print("chunks/s offered    read   CPU us/chunk   late share   coalesced")
-        for p in measure_meter():
-            print(
-                f"{p.offered_per_s:>16.0f}{p.read_per_s:>8.0f}{p.cpu_us_per_chunk:>15.1f}"
-                f"{p.late_share:>13.1%}{p.coalesced_share:>12.1%}"
-            )
-    if "run" in parts:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, value in measure_run(Path(folder)).items():
-                print(f"{name:>16} {value:.3f}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in measure_run(Path(folder)).items():
+            print(f"{name:>16} {value:.3f}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 TARGET_LOAD_SHARE = 0.7
@@ -40,6 +40,28 @@ class Level:
     worst_ratio: float | None
     holds: bool | None
     is_below_floor: bool = False
+
+
+def join_replicates(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """One level for each load: the figures of its first replicate, the joint verdict of all.
+
+    All settings share the seed of the first, so its figures are compared on the same requests.
+    """
+    by_load: dict[float, list[Level]] = {}
+    for level in levels:
+        by_load.setdefault(level.load, []).append(level)
+    return tuple(_joined(replicates) for replicates in by_load.values())
+
+
+def _joined(replicates: Sequence[Level]) -> Level:
+    others = [level for level in replicates if not level.holds]
+    if not others:
+        return replicates[0]
+    return replace(
+        replicates[0],
+        holds=False if any(level.holds is False for level in others) else None,
+        is_below_floor=all(level.is_below_floor for level in others),
+    )
 
 
 @dataclass(frozen=True, slots=True)

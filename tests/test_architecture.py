@@ -38,6 +38,7 @@ LAYERS = (
     ("tuner.probe", "tuner.level_warnings"),
     ("tuner.loads",),
     ("tuner.walks",),
+    ("tuner.canary",),
     ("tuner.verdict", "tuner.agreement", "tuner.launch_groups", "tuner.steadiness"),
     ("tuner.store",),
     ("tuner.engines", "tuner.load", "tuner.environment"),

@@ -103,6 +103,16 @@ class CapacitySection(BaseModel):
 
     resolution: float = Field(default=0.05, ge=0.005, le=0.5)
     max_load: float = Field(default=4096.0, ge=1)
+    promotion_seeds: int = Field(default=2, ge=0, le=20)
+
+
+class CanarySection(BaseModel):
+    """How workers are compared with each other and with themselves."""
+
+    model_config = _STRICT
+
+    every: int = Field(default=8, ge=0)
+    tolerance: float = Field(default=0.05, gt=0, le=10)
 
 
 class ConfigModel(BaseModel):
@@ -137,6 +147,7 @@ class ConfigModel(BaseModel):
     meter: MeterSection = MeterSection()
     confirm: ConfirmSection = ConfirmSection()
     capacity: CapacitySection = CapacitySection()
+    canary: CanarySection = CanarySection()
     patience: int = Field(default=12, ge=0)
 
 

@@ -2,7 +2,8 @@
 
 Finalists and baseline are launched cold, exactly as exported, at least twice each, and measured on
 fresh seeds side by side, so that drift of the machine meets them all. What is not certified at a
-load is tried 5 % lower, a few times; then the runner-up takes its place. Where live and cold
+load is tried 5 % lower, a few times; then the runner-up takes its place, which is measured from the
+start where the search could not tell the two apart. Where live and cold
 results disagree, the live order is not trusted: the runners-up are measured cold as well.
 """
 
@@ -19,6 +20,7 @@ from objectives import (
     LoadMode,
     Slo,
     rank_throughput_first,
+    worst_ratio_at,
 )
 from tuner.agreement import unranked_trials
 from tuner.records import Outcome, ProbePoint, TrialRecord
@@ -37,6 +39,8 @@ from tuner.verdict import (
 LEAST_STARTS = 2
 # Finalists tried for each policy.
 _FINALISTS = 3
+# The search cannot tell settings apart that differ by less: the runner-up is measured as well.
+_CLOSE = 0.05
 # A load is lowered by so much, and so often, before the runner-up gets its turn.
 _LOWER = 0.95
 _LOADS_EACH = 4
@@ -155,18 +159,24 @@ class ConfirmationPlan:
     def _want_throughput(
         self, wanted: dict[int, set[float]], cells: _Cells, candidates: Sequence[Candidate]
     ) -> None:
-        """The first load of the first candidate that is not known to fail.
+        """The first load of the first candidate that is not known to fail, and of a close second.
 
         A candidate whose live results have lost their rank is measured, and so is the next one.
         """
+        best: Candidate | None = None
         for candidate in candidates:
+            if best is not None and candidate.throughput < (1 - _CLOSE) * best.throughput:
+                return
             loads = published_loads(candidate, self._rules)
             load = next((v for v in loads if not cells.failed(candidate.trial, v)), None)
             if load is None:
                 continue
             wanted.setdefault(candidate.trial, set()).add(load)
-            if candidate.trial not in self._unranked:
+            if candidate.trial in self._unranked:
+                continue
+            if best is not None:
                 return
+            best = candidate
 
     def _want_latency(self, wanted: dict[int, set[float]], cells: _Cells) -> None:
         assert self._target is not None
@@ -174,11 +184,19 @@ class ConfirmationPlan:
         for candidate in self._ranked:
             if candidate.trial in wanted and self._may_hold_at_target(candidate):
                 wanted[candidate.trial].add(self._target)
+        lowest: float | None = None
         for candidate in self._finalists(self._for_latency):
-            if not cells.failed(candidate.trial, self._target):
-                wanted.setdefault(candidate.trial, set()).add(self._target)
-                if candidate.trial not in self._unranked:
-                    return
+            ratio = worst_ratio_at(candidate.levels, self._target) or 0.0
+            if lowest is not None and ratio > (1 + _CLOSE) * lowest:
+                return
+            if cells.failed(candidate.trial, self._target):
+                continue
+            wanted.setdefault(candidate.trial, set()).add(self._target)
+            if candidate.trial in self._unranked:
+                continue
+            if lowest is not None:
+                return
+            lowest = ratio
 
     def _may_hold_at_target(self, candidate: Candidate) -> bool:
         """Whether the search did not see it fail there; an overload would only cost time."""

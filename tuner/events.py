@@ -8,6 +8,8 @@ from typing import Any
 
 # Carries `wall_s`: how long a session worked; a resumed run has several.
 SESSION_ENDED = "session_ended"
+# Carries `worker`: which one gets no more work, because it is slower than the others.
+WORKER_SET_ASIDE = "worker_set_aside"
 
 
 @dataclass(frozen=True, slots=True)

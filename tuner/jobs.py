@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tuner.config import RunConfig
@@ -18,6 +18,7 @@ from tuner.records import (
     LiveUse,
     Origin,
     Outcome,
+    RecordKind,
     Settings,
     TrialRecord,
     TrialResult,
@@ -29,6 +30,11 @@ from tuner.walks import PointsWalk
 _COLLECT_S = 0.5
 # An infrastructure fault is tried again elsewhere at most so often.
 _ATTEMPTS = 3
+_STARTED: Mapping[RecordKind, str] = {
+    "trials": "trial_started",
+    "confirmations": "confirmation_trial_started",
+    "canaries": "canary_started",
+}
 
 
 @dataclass(slots=True)
@@ -39,6 +45,7 @@ class Job:
         spec: as it is tried now.
         proposal: of the search, if it is the search's.
         confirmation: what it confirms, if it does.
+        worker: the only one that may have it; empty: any.
         attempts: how often it was tried.
         lost: the live plan it could not be measured with.
         engine_starts, engine_s: of all attempts together.
@@ -47,6 +54,7 @@ class Job:
     spec: TrialSpec
     proposal: Proposal | None = None
     confirmation: Confirmation | None = None
+    worker: str = ""
     attempts: int = 1
     lost: LiveUse | None = None
     engine_starts: int = 0
@@ -72,12 +80,11 @@ class JobRunner:
         self._fleet = fleet
         self._tell = tell
         self._check_interrupted = check_interrupted
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[tuple[RecordKind, int], Job] = {}
 
-    @property
-    def numbers(self) -> set[int]:
-        """The numbers of the trials on their way."""
-        return set(self._jobs)
+    def numbers(self, kind: RecordKind) -> set[int]:
+        """The numbers of the trials of a kind on their way."""
+        return {number for job_kind, number in self._jobs if job_kind == kind}
 
     def run(
         self, next_job: Callable[[], Job | None], on_done: Callable[[Job, TrialResult], None]
@@ -93,7 +100,7 @@ class JobRunner:
         """
         while True:
             self._check_interrupted()
-            while self._fleet.idle_count and (job := next_job()) is not None:
+            while self._fleet.idle_workers and (job := next_job()) is not None:
                 self._submit(job)
             if not self._jobs:
                 self._refuse_empty_fleet()
@@ -108,21 +115,21 @@ class JobRunner:
             raise InfrastructureError("every worker was lost; the run can be resumed")
 
     def _submit(self, job: Job, *, avoid: str = "") -> None:
-        self._jobs[job.spec.number] = job
-        self._fleet.submit(job.spec, avoid=avoid)
-        kind = "trial_started" if job.proposal else "confirmation_trial_started"
+        self._jobs[job.spec.key] = job
+        self._fleet.submit(job.spec, avoid=avoid, only=job.worker)
         details = {"trial": job.spec.number, "settings": dict(job.spec.settings)}
-        self._tell(Event(kind, details, job))
+        self._tell(Event(_STARTED[job.spec.kind], details, job))
 
     def _take(self, completion: Completion, on_done: Callable[[Job, TrialResult], None]) -> None:
-        job = self._jobs.pop(completion.spec.number)
+        job = self._jobs.pop(completion.spec.key)
         result = completion.result or _lost_result(completion)
         job.engine_starts += result.engine_starts
         job.engine_s += result.engine_s
         if (
             _is_worth_another_try(job, result)
             and job.attempts < _ATTEMPTS
-            and self._fleet.idle_count
+            and self._fleet.idle_workers
+            and not job.worker
         ):
             job.attempts += 1
             _go_on_cold(job, result)
@@ -158,6 +165,7 @@ def confirmation_job(
         meter=config.meter_limits,
         confirms=asked.trial,
         group=asked.group,
+        kind="confirmations",
     )
     return Job(spec, confirmation=asked)
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from objectives import CapacitySearch, choose_target_load, rank_throughput_first
+from objectives import CapacitySearch, choose_target_load
 from tuner.config import RunConfig
-from tuner.records import LoadWalk, TrialRecord
-from tuner.seeds import replicate_seed
-from tuner.verdict import measured_candidates
-from tuner.walks import CapacityWalk, Incumbent, LadderWalk, RaceWalk
+from tuner.records import LoadWalk, Outcome, TrialRecord
+from tuner.seeds import promotion_seeds, replicate_seed
+from tuner.walks import (
+    CapacityWalk,
+    Incumbent,
+    LadderWalk,
+    PromotionWalk,
+    RaceWalk,
+    contender,
+)
 
 _FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
 # A setting that has just beaten the incumbent's load is likely to end not far above it.
@@ -20,6 +26,7 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
     """A ladder where the workload names its loads, else a race against the best setting so far.
 
     Before anything holds there is nothing to race against, and a setting looks for its capacity.
+    What would become the best has to hold on further seeds.
     """
     mode, workload = config.options.load, config.workload
     seed = replicate_seed(config.options.seed, 0)
@@ -35,8 +42,9 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
         max_load=rules.max_load,
     )
     best = incumbent(records)
+    further = promotion_seeds(config.options.seed, rules.promotion_seeds)
     if best is None:
-        return CapacityWalk(search, mode, seed, config.slo)
+        return PromotionWalk(CapacityWalk(search, mode, seed, config.slo), further, None)
     target = choose_target_load(best.load, wanted=workload.target_load, is_integer=is_integer)
     above = CapacitySearch(
         start=best.load,
@@ -45,25 +53,28 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
         is_integer=is_integer,
         max_load=rules.max_load,
     )
-    return RaceWalk(CapacityWalk(above, mode, seed, config.slo), target, best)
+    race = RaceWalk(CapacityWalk(above, mode, seed, config.slo), target, best)
+    return PromotionWalk(race, further, best)
 
 
 def incumbent(records: Sequence[TrialRecord]) -> Incumbent | None:
     """The setting with the most output tokens/s within the SLO; None where none holds."""
-    ranked = rank_throughput_first(measured_candidates(records))
-    best = ranked[0].best_level if ranked else None
-    if best is None or best.output_tokens_per_s is None:
-        return None
-    return Incumbent(best.load, best.output_tokens_per_s)
+    return _reigns(records)[0]
 
 
 def races_lost_in_a_row(records: Sequence[TrialRecord]) -> int:
     """How many trials have passed since the last one that became the best of its time."""
-    best, lost = 0.0, 0
+    return _reigns(records)[1]
+
+
+def _reigns(records: Sequence[TrialRecord]) -> tuple[Incumbent | None, int]:
+    """The best of all, compared in the order they were measured, and how many came after it."""
+    best: Incumbent | None = None
+    lost = 0
     for record in records:
-        found = incumbent([record])
-        if found is not None and found.output_tokens_per_s > best:
-            best, lost = found.output_tokens_per_s, 0
+        found = contender(record.levels) if record.outcome is Outcome.MEASURED else None
+        if found is not None and (best is None or best.is_beaten_by(found)):
+            best, lost = found, 0
         else:
             lost += 1
-    return lost
+    return best, lost

@@ -44,7 +44,7 @@ def observation(record: TrialRecord, *, slo: Slo, load: float, is_ladder: bool) 
     if record.outcome is Outcome.INFEASIBLE or level is None:
         worst = {target.canonical: VIOLATION_CAP for target in slo.targets}
         return Observation(record.number, record.settings, None, None, worst)
-    ratio = worst_ratio_at([lv.level for lv in record.levels], load)
+    ratio = worst_ratio_at(to_candidate(record).levels, load)
     tokens_per_s = level.metrics.output_tokens_per_s or 0.0
     if not is_ladder:
         tokens_per_s = _tokens_at_capacity(record.levels, slo) or tokens_per_s

@@ -22,6 +22,8 @@ from tuner.workloads import Workload
 
 Origin = Literal["baseline", "preset", "simulator", "optuna"]
 Fidelity = Literal["live", "cold"]
+# What a measurement is for; also the folder of a run that keeps it.
+RecordKind = Literal["trials", "confirmations", "canaries"]
 Settings = Mapping[str, Value]
 
 
@@ -263,6 +265,7 @@ class TrialSpec:
         live: how to measure on a kept engine; None launches one for this trial alone.
         confirms: the trial whose settings are measured afresh; None in the search.
         group: measurements of one group are compared with each other, best on one worker.
+        kind: what it is measured for, and so where its record is kept.
     """
 
     number: int
@@ -276,6 +279,12 @@ class TrialSpec:
     live: LivePlan | None = None
     confirms: int | None = None
     group: str = ""
+    kind: RecordKind = "trials"
+
+    @property
+    def key(self) -> tuple[RecordKind, int]:
+        """Which trial of a run it is; each kind is numbered for itself."""
+        return self.kind, self.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tuner.config import RunConfig, load_stored_config
 from tuner.engines.resolve import ResolvedEngine, resolve_engine
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import UsageError
-from tuner.events import SESSION_ENDED, Event, Listener
+from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
 from tuner.interrupts import HeldInterrupts
@@ -173,8 +173,10 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
             engine=engine,
             environment=folder.read_environment(),
             records=folder.trials(),
-            confirmations=folder.trials(is_confirmation=True),
-            probes_of=lambda record: folder.probes(record, is_confirmation=True),
+            confirmations=folder.trials(kind="confirmations"),
+            canaries=folder.trials(kind="canaries"),
+            set_aside=[str(e["worker"]) for e in events if e["event"] == WORKER_SET_ASIDE],
+            probes_of=lambda record: folder.probes(record, kind="confirmations"),
             run_id=folder.run_id,
             wall_s=sum(e.get("wall_s", 0.0) for e in events if e["event"] == SESSION_ENDED),
             is_resumed=any(e["event"] == "resumed" for e in events),

@@ -5,6 +5,8 @@ from __future__ import annotations
 _REPLICATES_MAX = 100_000
 # Verifications use what comes after this one; no confirmation of a run reaches it.
 BEFORE_VERIFY = 999
+# Nor does one reach these.
+_PROMOTIONS = 90_000
 
 
 def replicate_seed(run_seed: int, replicate: int) -> int:
@@ -12,6 +14,11 @@ def replicate_seed(run_seed: int, replicate: int) -> int:
     if not 0 <= replicate < _REPLICATES_MAX:
         raise ValueError(f"replicate {replicate} is not within 0 to {_REPLICATES_MAX - 1}")
     return run_seed * _REPLICATES_MAX + replicate
+
+
+def promotion_seeds(run_seed: int, count: int) -> tuple[int, ...]:
+    """Further seeds of the search, for a setting that would become its best."""
+    return tuple(replicate_seed(run_seed, _PROMOTIONS + index) for index in range(count))
 
 
 def start_seeds(

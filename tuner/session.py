@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tuner.canary import CanaryRules, CanaryWatch
 from tuner.clock import Clock
 from tuner.config import RunConfig
 from tuner.confirming import (
@@ -19,7 +20,7 @@ from tuner.confirming import (
     ConfirmationRules,
 )
 from tuner.errors import TunerError
-from tuner.events import SESSION_ENDED, Event, Listener
+from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.fleet import Fleet
 from tuner.jobs import Job, JobRunner, confirmation_job, record_of
 from tuner.launch_groups import LaunchGroups
@@ -27,7 +28,10 @@ from tuner.loads import races_lost_in_a_row, search_walk
 from tuner.observing import observation, reference_load
 from tuner.records import (
     EngineConfig,
-    LivePlan,
+    LoadWalk,
+    Origin,
+    RecordKind,
+    Settings,
     TrialRecord,
     TrialResult,
     TrialSpec,
@@ -36,6 +40,7 @@ from tuner.report.experiment import experiment_sheet
 from tuner.search import Observation, Proposal, Search
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import BASELINE
+from tuner.walks import PointsWalk
 
 # Share of the time budget that the search may use; the rest is for the confirmation.
 _SEARCH_SHARE = 0.75
@@ -88,11 +93,15 @@ class Session:
         )
         self._started_s: float = parts.clock.now_s() - spent_s
         self._records: list[TrialRecord] = parts.folder.trials()
-        self._confirmations: list[TrialRecord] = parts.folder.trials(is_confirmation=True)
+        self._confirmations: list[TrialRecord] = parts.folder.trials(kind="confirmations")
         self._jobs = JobRunner(
             parts.fleet, tell=self._tell, check_interrupted=parts.check_interrupted
         )
         self._unobserved: list[TrialRecord] = []
+        self._canaries = CanaryWatch(
+            _canary_rules(parts.config),
+            first_number=len(parts.folder.trials(kind="canaries")),
+        )
         self._facts_known = False
         self._groups = LaunchGroups(
             parts.config.space,
@@ -130,43 +139,67 @@ class Session:
         self._tell(Event("search_finished", {"trials": len(self._records)}))
 
     def _next_search_job(self) -> Job | None:
-        number = len(self._records) + len(self._jobs.numbers)
-        if number >= self._parts.config.options.trials or self._is_search_time_over():
-            return None
-        if self._is_patience_over():
-            return None
-        number = self._free_number(self._records)
-        proposal = self._parts.search.propose(number)
-        return None if proposal is None else Job(self._search_spec(proposal), proposal=proposal)
+        if self._is_search_over():
+            return self._canary_job(is_last=True)
+        return (
+            self._canary_job(is_last=False)
+            or self._proposed_job()
+            or self._canary_job(is_last=True)
+        )
 
-    def _free_number(self, records: Sequence[TrialRecord]) -> int:
-        used = {r.number for r in records} | self._jobs.numbers
+    def _is_search_over(self) -> bool:
+        tried = len(self._records) + len(self._jobs.numbers("trials"))
+        return (
+            tried >= self._parts.config.options.trials
+            or self._is_search_time_over()
+            or self._is_patience_over()
+        )
+
+    def _proposed_job(self) -> Job | None:
+        number = self._free_number(self._records, "trials")
+        proposal = self._parts.search.propose(number)
+        if proposal is None:
+            return None
+        walk = search_walk(self._parts.config, self._records)
+        spec = self._spec(number, proposal.settings, walk, origin=proposal.origin)
+        return Job(spec, proposal=proposal)
+
+    def _canary_job(self, *, is_last: bool) -> Job | None:
+        idle = self._parts.fleet.idle_workers
+        canary = self._canaries.next(idle, self._records, is_last=is_last)
+        if canary is None:
+            return None
+        walk, tried = PointsWalk((canary.point,)), canary.trial
+        spec = self._spec(canary.number, tried.settings, walk, origin=tried.origin)
+        return Job(replace(spec, kind="canaries"), worker=canary.worker)
+
+    def _free_number(self, records: Sequence[TrialRecord], kind: RecordKind) -> int:
+        used = {r.number for r in records} | self._jobs.numbers(kind)
         return next(n for n in range(len(used) + 1) if n not in used)
 
-    def _search_spec(self, proposal: Proposal) -> TrialSpec:
+    def _spec(
+        self, number: int, settings: Settings, walk: LoadWalk, *, origin: Origin
+    ) -> TrialSpec:
+        """A trial of the search phase, on a kept engine where that is possible."""
         config = self._parts.config
+        is_live = config.options.live
         return TrialSpec(
-            number=proposal.number,
-            origin=proposal.origin,
-            settings=proposal.settings,
+            number=number,
+            origin=origin,
+            settings=settings,
             engine=self._parts.engine,
             workload=config.workload,
             slo=config.slo,
-            walk=search_walk(config, self._records),
+            walk=walk,
             meter=config.meter_limits,
-            live=self._live_plan(proposal),
+            live=self._groups.plan(settings, self._records) if is_live else None,
         )
-
-    def _live_plan(self, proposal: Proposal) -> LivePlan | None:
-        if not self._parts.config.options.live:
-            return None
-        return self._groups.plan(proposal.settings, self._records)
 
     def _confirm(self) -> None:
         plan = ConfirmationPlan(
             self._records,
             self._confirmation_rules(),
-            probes_of=lambda r: self._parts.folder.probes(r, is_confirmation=True),
+            probes_of=lambda r: self._parts.folder.probes(r, kind="confirmations"),
         )
         while not self._is_budget_over() and (batch := plan.next_batch(self._confirmations)):
             self._tell(Event("confirmation_started", {"measurements": len(batch)}))
@@ -200,7 +233,7 @@ class Session:
         return confirmation_job(
             asked,
             self._parts.config,
-            number=self._free_number(self._confirmations),
+            number=self._free_number(self._confirmations, "confirmations"),
             origin=tried.origin,
             settings=tried.settings,
             engine=self._parts.engine,
@@ -218,10 +251,14 @@ class Session:
 
     def _finish(self, job: Job, result: TrialResult) -> None:
         record = record_of(job, result)
-        self._store(record, result)
-        if record.of_trial is not None:
+        self._store(record, result, kind=job.spec.kind)
+        if job.spec.kind == "canaries":
+            self._finish_canary(record)
+            return
+        if job.spec.kind == "confirmations":
             self._confirmations.append(record)
         else:
+            self._canaries.note_trial(record.worker)
             self._finish_search_trial(record)
         self._tell(
             Event(
@@ -237,7 +274,7 @@ class Session:
         )
         self._refuse_hopeless(record)
 
-    def _store(self, record: TrialRecord, result: TrialResult) -> None:
+    def _store(self, record: TrialRecord, result: TrialResult, *, kind: RecordKind) -> None:
         sheet = experiment_sheet(
             record,
             engine=self._parts.engine,
@@ -247,8 +284,16 @@ class Session:
         self._parts.folder.write_trial(
             record,
             files={**result.artifacts, "experiment.yaml": sheet},
-            is_confirmation=record.of_trial is not None,
+            kind=kind,
         )
+
+    def _finish_canary(self, record: TrialRecord) -> None:
+        worker, fleet = record.worker, self._parts.fleet
+        is_slow = self._canaries.take(record)
+        self._tell(Event("canary_finished", {"worker": worker}, record))
+        if is_slow and len(fleet.workers) > 1:
+            fleet.set_aside(worker)
+            self._tell(Event(WORKER_SET_ASIDE, {"worker": worker}))
 
     def _finish_search_trial(self, record: TrialRecord) -> None:
         self._records.append(record)
@@ -268,13 +313,16 @@ class Session:
 
     def _observation(self, record: TrialRecord) -> Observation | None:
         """What the optimiser learns; None until the baseline has fixed the reference load."""
-        baseline = next((r for r in self._records if r.number == BASELINE), None)
+        baseline = self._baseline()
         if baseline is None:
             return None
         config = self._parts.config
         load = reference_load(baseline, workload=config.workload)
         is_ladder = config.workload.ladder(config.options.load) is not None
         return observation(record, slo=config.slo, load=load, is_ladder=is_ladder)
+
+    def _baseline(self) -> TrialRecord | None:
+        return next((r for r in self._records if r.number == BASELINE), None)
 
     def _note_facts(self, record: TrialRecord) -> None:
         """The first engine that ran tells what vLLM's rules need to know."""
@@ -325,3 +373,14 @@ class Session:
     def _tell(self, event: Event) -> None:
         for listener in self._parts.listeners:
             listener(event)
+
+
+def _canary_rules(config: RunConfig) -> CanaryRules:
+    options = config.options
+    return CanaryRules(
+        every=options.canary.every,
+        tolerance=options.canary.tolerance,
+        mode=options.load,
+        seed=options.seed,
+        is_live=options.live,
+    )

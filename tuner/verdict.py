@@ -24,6 +24,7 @@ from objectives import (
     check_slo,
     choose_target_load,
     compute_metrics,
+    join_replicates,
     paired_ratio_interval,
     rank_latency_first,
     rank_throughput_first,
@@ -108,7 +109,7 @@ def measured_candidates(records: Iterable[TrialRecord]) -> list[Candidate]:
 
 def to_candidate(record: TrialRecord) -> Candidate:
     """A trial as the policies see it."""
-    return Candidate(record.number, tuple(level.level for level in record.levels))
+    return Candidate(record.number, join_replicates(level.level for level in record.levels))
 
 
 def best_level(record: TrialRecord) -> LevelResult | None:

@@ -1,4 +1,4 @@
-"""Which loads a trial drives: a ladder, given points, the search for its capacity, a race.
+"""Which loads a trial drives: a ladder, given points, a capacity search, a race, a promotion.
 
 Walks are frozen records: they cross to the worker, and what comes next follows from the probes
 made so far alone.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import (
+    Candidate,
     CapacitySearch,
     Load,
     LoadMode,
@@ -19,6 +20,7 @@ from objectives import (
     Slo,
     SloCheck,
     allowed_share,
+    join_replicates,
 )
 from tuner.records import LevelResult, ProbePoint
 
@@ -89,11 +91,24 @@ class Incumbent:
 
     Attributes:
         load: at which it holds.
-        output_tokens_per_s: what it carries there.
+        tokens_by_seed: output tokens/s there, the first seed of the search first.
     """
 
     load: float
-    output_tokens_per_s: float
+    tokens_by_seed: tuple[tuple[int, float], ...]
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """On the first seed, which every setting is measured on."""
+        return self.tokens_by_seed[0][1]
+
+    def is_beaten_by(self, other: Incumbent) -> bool:
+        """Whether another setting carries more, on the seeds that both were measured on."""
+        ours = dict(self.tokens_by_seed)
+        gains = [
+            math.log(value / ours[seed]) for seed, value in other.tokens_by_seed if seed in ours
+        ]
+        return sum(gains) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +166,54 @@ class RaceWalk:
         best = self.incumbent.output_tokens_per_s * (1 + _WORTHWHILE)
         tokens = [level.metrics.output_tokens_per_s for level in failed]
         return any(value is None or value <= best for value in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionWalk:
+    """A search, then further seeds for a setting that would become the best so far.
+
+    Near its capacity one run is nearly one sample, and the best of many is the luckiest of them.
+    All that were ever best were measured on the same further seeds, so they are compared in pairs;
+    a load that fails on one of them holds no more, and the next one below has to prove itself.
+
+    Attributes:
+        search: of the capacity.
+        seeds: the further ones.
+        incumbent: the best setting so far; None where there is none.
+    """
+
+    search: CapacityWalk | RaceWalk
+    seeds: tuple[int, ...]
+    incumbent: Incumbent | None
+
+    def next_point(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """The search's next load; then the best load on the next seed."""
+        point = self.search.next_point([lv for lv in done if lv.seed not in self.seeds])
+        if point is not None:
+            return point
+        best = contender(done)
+        if best is None or (self.incumbent and not self.incumbent.is_beaten_by(best)):
+            return None
+        measured = {seed for seed, _ in best.tokens_by_seed}
+        left = [seed for seed in self.seeds if seed not in measured]
+        if not left:
+            return None
+        load = next(lv.load for lv in done if lv.load.value == best.load)
+        return ProbePoint(load, left[0], may_stop_early=True)
+
+
+def contender(levels: Sequence[LevelResult]) -> Incumbent | None:
+    """A setting as it would be the incumbent: at its best load; None where it holds at none."""
+    best = Candidate(0, join_replicates(level.level for level in levels)).best_level
+    if best is None:
+        return None
+    tokens = [
+        (level.seed, level.metrics.output_tokens_per_s)
+        for level in levels
+        if level.load.value == best.load
+    ]
+    known = tuple((seed, value) for seed, value in tokens if value)
+    return Incumbent(best.load, known) if known else None
 
 
 def load_point(level: LevelResult, slo: Slo) -> LoadPoint:

@@ -75,25 +75,28 @@ class VirtualFleet:
         self._running: list[tuple[TrialSpec, str]] = []
         self._placement = Placement()
         self._kept: dict[str, str] = {}
-        self._attempts: dict[tuple[int, int | None, str], int] = {}
+        self._attempts: dict[tuple[str, int, int | None], int] = {}
         self.submitted: list[tuple[TrialSpec, str]] = []
         self.is_closed = False
         self.interrupt_after: int | None = None
+        # How many times as long everything takes a worker.
+        self.slowness: dict[str, float] = {}
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
-        return self._infos
+        names = self._placement.usable(info.name for info in self._infos)
+        return tuple(info for info in self._infos if info.name in names)
 
     @property
-    def idle_count(self) -> int:
-        return len(self._infos) - len(self._running)
+    def idle_workers(self) -> Sequence[str]:
+        return self._idle()
 
     def can_take(self, group: str) -> bool:
-        names = [info.name for info in self._infos]
+        names = [info.name for info in self.workers]
         return self._placement.can_take(group, idle=self._idle(), workers=names)
 
-    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
-        worker = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
+    def submit(self, spec: TrialSpec, *, avoid: str = "", only: str = "") -> None:
+        worker = self._placement.choose(spec, idle=self._idle(), avoid=avoid, only=only)
         self._running.append((spec, worker))
         self.submitted.append((spec, worker))
 
@@ -108,6 +111,10 @@ class VirtualFleet:
         self._clock.sleep_s(result.engine_s / len(self._infos))
         return [Completion(spec, worker, result)]
 
+    def set_aside(self, worker: str) -> None:
+        self._placement.set_aside(worker)
+        self._kept.pop(worker, None)
+
     def release_engines(self) -> None:
         self._placement.forget()
         self._kept.clear()
@@ -117,10 +124,10 @@ class VirtualFleet:
 
     def _idle(self) -> list[str]:
         busy = {worker for _, worker in self._running}
-        return [i.name for i in self._infos if i.name not in busy]
+        return self._placement.usable(i.name for i in self._infos if i.name not in busy)
 
     def _run(self, spec: TrialSpec, worker: str) -> TrialResult:
-        key = (spec.number, spec.confirms, spec.group)
+        key = (*spec.key, spec.confirms)
         self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = self._sabotage(spec, self._attempts[key])
         levels: list[LevelResult] = []
@@ -132,7 +139,8 @@ class VirtualFleet:
             except (InvalidSettings, StartFailed) as error:
                 failure = Failure(FailureKind.INVALID_SETTINGS, str(error).splitlines()[0])
             else:
-                log = _walk(spec, _retuned(setup, spec), levels)
+                engine = _slowed(_retuned(setup, spec), self.slowness.get(worker, 1.0))
+                log = _walk(spec, engine, levels)
         starts = 0 if failure is None and self._is_kept(spec, worker) else 1
         if failure is not None:
             self._kept.pop(worker, None)
@@ -217,3 +225,17 @@ def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> 
         log += request_lines(probe)
         levels.append(judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=probe.end_s))
     return log
+
+
+def _slowed(engine: VirtualEngine, factor: float) -> VirtualEngine:
+    """The engine on a worker where every step takes so many times as long."""
+    model = engine.step_model
+    slowed = replace(
+        model,
+        c0_s=factor * model.c0_s,
+        c1_s_per_prefill_token=factor * model.c1_s_per_prefill_token,
+        c2_s_per_seq=factor * model.c2_s_per_seq,
+        c3_s_per_kv_token=factor * model.c3_s_per_kv_token,
+        c4_s_per_attn_token=factor * model.c4_s_per_attn_token,
+    )
+    return replace(engine, step_model=slowed)

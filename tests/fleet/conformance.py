@@ -189,15 +189,15 @@ class FleetConformance:
             ids = [w.gpu_ids for w in fleet.workers]
             assert [len(i) for i in ids] == [1, 1]
             assert ids[0] != ids[1]
-            assert fleet.idle_count == 2
+            assert len(fleet.idle_workers) == 2
             # Neither engine goes on before the other has started: only side by side can both end.
             for number in (0, 1):
                 fleet.submit(make_spec(number, notes, "--rendezvous", "2"))
-            assert fleet.idle_count == 0
+            assert not fleet.idle_workers
             with pytest.raises(InfrastructureError, match="no worker is idle"):
                 fleet.submit(make_spec(2, notes))
             done = collect(fleet, 2)
-            assert fleet.idle_count == 2
+            assert len(fleet.idle_workers) == 2
         seen = [e.env["CUDA_VISIBLE_DEVICES"] for e in notes.all()]
         assert sorted(seen) == sorted(gpu for group in ids for gpu in group)
         assert {c.worker for c in done} == {"worker-0", "worker-1"}
@@ -237,6 +237,24 @@ class FleetConformance:
             assert measured.worker != failed.worker
             assert measured.result is not None
             assert measured.result.outcome is Outcome.MEASURED, measured.result.failure
+
+    def test_a_canary_goes_to_its_worker_and_one_set_aside_gets_no_more(
+        self, notes: EngineNotes
+    ) -> None:
+        """`only` names the worker; one that is set aside is neither idle nor there any more."""
+        with self.open() as fleet:
+            fleet.submit(make_spec(0, notes, faults=("crash_at_start",)), only="worker-1")
+            with pytest.raises(InfrastructureError, match="no worker is idle"):
+                fleet.submit(make_spec(1, notes), only="worker-1")
+            [done] = collect(fleet)
+            assert done.worker == "worker-1"
+            fleet.set_aside("worker-1")
+            assert list(fleet.idle_workers) == [w.name for w in fleet.workers] == ["worker-0"]
+            assert fleet.can_take("any group")
+            fleet.submit(make_spec(2, notes, faults=("crash_at_start",)), avoid="worker-0")
+            assert not fleet.idle_workers
+            [done] = collect(fleet)
+            assert done.worker == "worker-0"
 
     def test_engines_get_the_users_environment_not_the_frameworks(
         self, notes: EngineNotes, monkeypatch: pytest.MonkeyPatch

@@ -99,7 +99,7 @@ def test_a_killed_worker_gives_its_trial_back_and_leaves_no_engine(
         assert lost.result is None
         assert lost.spec.number == 0
         assert f"{lost.worker} was lost" in lost.lost
-        assert len(fleet.workers) == fleet.idle_count == 1
+        assert len(fleet.workers) == len(fleet.idle_workers) == 1
         assert_gone([engine])
         for process in family:
             wait_until(lambda process=process: is_gone(process), "the worker's processes")  # type: ignore[misc]

@@ -73,6 +73,14 @@ def test_a_stream_that_does_not_prove_success_is_a_failure(
     assert record.message
 
 
+def test_a_failure_names_what_happened_on_the_wire() -> None:
+    """A connection that the server closed is not called a time-out, as the client would have it."""
+    record = _only(Script((_ROLE,), aborts=True))
+    assert record.message.startswith("the connection broke: ")
+    assert "Not enough data" in record.message
+    assert "Timeout" not in record.message
+
+
 def test_a_request_that_takes_too_long_is_a_timeout() -> None:
     """The request's own time limit ends it."""
     script = Script((_ROLE, _TOKEN), hangs=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fakes.virtual_fleet import Sabotage, VirtualClock, VirtualFleet
 from tuner.config import Option, RunConfig, load_config
-from tuner.events import Event
+from tuner.events import WORKER_SET_ASIDE, Event, Listener
 from tuner.run import Plan, make_plan, write_report
 from tuner.search.optuna_search import OptunaSearch
 from tuner.session import Session, SessionParts
@@ -72,6 +72,7 @@ class VirtualRun:
         self.folder.write_config(config.to_data())
         self.folder.write_environment({"hardware": {"cpu": "virtual"}})
         self.events: list[Event] = []
+        self.listeners: list[Listener] = [self.events.append]
         self.check_interrupted: Callable[[], None] = lambda: None
 
     def session(self) -> Session:
@@ -94,7 +95,7 @@ class VirtualRun:
                 search=search,
                 folder=self.folder,
                 clock=self.clock,
-                listeners=[self.events.append],
+                listeners=self.listeners,
                 gpu="virtual",
                 check_interrupted=self.check_interrupted,
             )
@@ -107,5 +108,8 @@ class VirtualRun:
 
     def report(self) -> dict[str, Any]:
         """The report of what there is; a finished run says so in its events."""
+        for event in self.events:
+            if event.kind == WORKER_SET_ASIDE:
+                self.folder.add_event(event.kind, **event.details)
         self.folder.add_event("run_finished")
         return write_report(self.folder, config=self.plan.config, engine=self.plan.engine.config)

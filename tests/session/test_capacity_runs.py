@@ -77,7 +77,7 @@ def test_probes_that_clearly_fail_end_early_and_say_why(
         assert not held or all(value > 0.6 * min(held) for value in ended)
     levels = [lv for t in document["trials"] for lv in t["levels"]]
     assert sum(bool(lv["stopped_early"]) for lv in levels) == len(stopped)
-    confirmed = run.folder.trials(is_confirmation=True)
+    confirmed = run.folder.trials(kind="confirmations")
     assert not any(lv.stopped_early for r in confirmed for lv in r.levels)
 
 
@@ -96,7 +96,7 @@ def test_finalists_start_twice_and_pairs_share_worker_and_seed(tmp_path: Path) -
     """Two starts each; the starts of one number are on one worker, with the same seeds."""
     run = VirtualRun(_config(tmp_path), workers=2)
     run.run()
-    records = run.folder.trials(is_confirmation=True)
+    records = run.folder.trials(kind="confirmations")
     starts: dict[int, set[str]] = {}
     for record in records:
         starts.setdefault(record.replicate, set()).add(record.worker)
@@ -114,7 +114,7 @@ def test_live_capacities_are_repeated_cold_on_their_own_requests(
     live = {r.number: r for r in run.folder.trials() if r.fidelity == "live"}
     repeated = [
         (r.of_trial, lv.load.value, lv.seed)
-        for r in run.folder.trials(is_confirmation=True)
+        for r in run.folder.trials(kind="confirmations")
         for lv in r.levels
         if r.of_trial in live and lv.seed in {s.seed for s in live[r.of_trial].levels}
     ]

@@ -17,7 +17,7 @@ def test_one_start_serves_many_trials_and_claims_are_cold(tmp_path: Path) -> Non
     document = run.run()
     assert {t["fidelity"] for t in document["trials"]} == {"live"}
     assert sum(t["engine_starts"] for t in document["trials"]) == 2
-    confirmations = run.folder.trials(is_confirmation=True)
+    confirmations = run.folder.trials(kind="confirmations")
     assert {(c.fidelity, c.engine_starts) for c in confirmations} == {("cold", 1)}
     live = document["cost"]["live"]
     assert live["trials_without_start"] == 8
@@ -108,14 +108,14 @@ def test_a_live_group_that_cold_results_contradict_loses_its_rank(tmp_path: Path
     run = VirtualRun(make_config(tmp_path), workers=1)
     honest = run.run()
     records = run.folder.trials()
-    assert disagreements(records, run.folder.trials(is_confirmation=True)) == []
+    assert disagreements(records, run.folder.trials(kind="confirmations")) == []
     group = next(r.live.launch for r in records if r.number == 2 and r.live)
     members = [r for r in records if r.live is not None and r.live.launch == group]
     for record in members:
-        run.folder.write_trial(_faster(record, 2.0), files={}, is_confirmation=False)
-    before = {c.of_trial for c in run.folder.trials(is_confirmation=True)}
+        run.folder.write_trial(_faster(record, 2.0), files={}, kind="trials")
+    before = {c.of_trial for c in run.folder.trials(kind="confirmations")}
     document = run.run()
-    confirmations = run.folder.trials(is_confirmation=True)
+    confirmations = run.folder.trials(kind="confirmations")
     numbers = {r.number for r in members}
     assert unranked_trials(run.folder.trials(), confirmations) == numbers
     assert any("live and cold disagree beyond noise" in w for w in document["warnings"])

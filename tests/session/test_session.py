@@ -13,6 +13,7 @@ import yaml
 from search_spaces import fingerprint
 from tests.session.running import VirtualRun, make_config
 from tuner.errors import TunerError, UsageError
+from tuner.events import Event
 from tuner.interrupts import HeldInterrupts
 from tuner.records import Failure, FailureKind, TrialSpec
 from tuner.run import make_plan, read_config
@@ -49,7 +50,7 @@ def test_confirmations_are_interleaved_and_never_use_the_search_seed(tmp_path: P
     """Replicate by replicate, every finalist side by side, on seeds the search never used."""
     run = VirtualRun(make_config(tmp_path), workers=1)
     run.run()
-    records = run.folder.trials(is_confirmation=True)
+    records = run.folder.trials(kind="confirmations")
     replicates = [r.replicate for r in records]
     assert replicates == sorted(replicates)
     assert len({r.of_trial for r in records if r.replicate == 1}) >= 2
@@ -131,16 +132,16 @@ def test_a_signal_in_the_middle_of_a_write_stops_the_run_after_it(tmp_path: Path
 def test_a_run_interrupted_while_confirming_resumes_there(tmp_path: Path) -> None:
     """Confirmations that were made are not made again."""
     run = VirtualRun(make_config(tmp_path))
-    run.fleet.interrupt_after = 13
+    run.fleet.interrupt_after = 17
     with pytest.raises(KeyboardInterrupt):
         run.session().run()
-    done = len(run.folder.trials(is_confirmation=True))
+    done = len(run.folder.trials(kind="confirmations"))
     assert done > 0
     run.fleet.interrupt_after = None
     run.fleet._running.clear()
     submitted = len(run.fleet.submitted)
     run.run()
-    total = len(run.folder.trials(is_confirmation=True))
+    total = len(run.folder.trials(kind="confirmations"))
     assert len(run.fleet.submitted) - submitted == total - done
 
 
@@ -157,7 +158,7 @@ def test_settings_that_cannot_start_are_infeasible_and_not_asked_again(tmp_path:
     failed = [t for t in document["trials"] if t["outcome"] == "infeasible"]
     assert failed
     assert all(t["failure"]["kind"] == "out_of_memory_at_start" for t in failed)
-    asked = [fingerprint(s.settings) for s, _ in run.fleet.submitted if s.confirms is None]
+    asked = [fingerprint(s.settings) for s, _ in run.fleet.submitted if s.kind == "trials"]
     assert len(asked) == len(set(asked))
     assert document["recommendations"]["throughput_first"]["settings"].get("max_num_seqs") != 64
 
@@ -166,14 +167,14 @@ def test_a_transient_fault_is_retried_elsewhere_and_leaves_no_mark(tmp_path: Pat
     """A port conflict on the first attempt is tried again on another worker and then counts."""
 
     def first_attempt(spec: TrialSpec, attempt: int) -> Failure | None:
-        if spec.confirms is None and attempt == 1:
+        if spec.kind == "trials" and attempt == 1:
             return Failure(FailureKind.PORT_TAKEN, "taken")
         return None
 
     run = VirtualRun(make_config(tmp_path, trials=3), sabotage=first_attempt)
     document = run.run()
     assert all(t["outcome"] == "measured" for t in document["trials"])
-    tries = [(spec.number, worker) for spec, worker in run.fleet.submitted if spec.confirms is None]
+    tries = [(spec.number, worker) for spec, worker in run.fleet.submitted if spec.kind == "trials"]
     assert len(tries) == 6
 
 
@@ -181,13 +182,13 @@ def test_a_transient_fault_that_stays_is_given_up_after_three_attempts(tmp_path:
     """Three attempts, then the trial is failed with a warning, and the run goes on."""
 
     def always(spec: TrialSpec, _: int) -> Failure | None:
-        if spec.number == 1 and spec.confirms is None:
+        if spec.number == 1 and spec.kind == "trials":
             return Failure(FailureKind.PORT_TAKEN, "taken")
         return None
 
     run = VirtualRun(make_config(tmp_path, trials=4), sabotage=always)
     document = run.run()
-    attempts = [s for s, _ in run.fleet.submitted if s.number == 1 and s.confirms is None]
+    attempts = [s for s, _ in run.fleet.submitted if s.number == 1 and s.kind == "trials"]
     assert len(attempts) == 3
     assert document["trials"][1]["outcome"] == "failed"
     assert any("trial 1 gave no result" in text for text in document["warnings"])
@@ -340,3 +341,49 @@ def test_the_run_folder_has_the_contracts_files(tmp_path: Path) -> None:
         "export/throughput-first", "export/latency-first", "report.json", "report.md",
     ):  # fmt: skip
         assert (run.folder.path / name).exists(), name
+
+
+def test_a_slow_worker_is_set_aside_in_the_open(tmp_path: Path) -> None:
+    """Two slow canaries in a row: no more work for it, its trials named, claims from the rest."""
+    run = VirtualRun(make_config(tmp_path), workers=3)
+    run.fleet.slowness = {"worker-1": 1.3}
+    document = run.run()
+    workers = {w["worker"]: w for w in document["workers"]}
+    assert [name for name, w in workers.items() if w["set_aside"]] == ["worker-1"]
+    assert workers["worker-1"]["against_others"] == pytest.approx(1.3, abs=0.03)
+    assert len(workers["worker-1"]["canary_p50_e2e_ms"]) == 2
+    warning = next(w for w in document["warnings"] if "worker-1 was set aside" in w)
+    assert "30% longer" in warning
+    aside = next(i for i, e in enumerate(run.events) if e.kind == "worker_set_aside")
+    later = [
+        e.record for e in run.events[aside:] if e.kind in ("trial_finished", "canary_finished")
+    ]
+    started = {r.number for r in later if r.worker == "worker-1"}
+    assert started == set()
+    assert all(c["worker"] != "worker-1" for c in document["confirmations"])
+
+
+def test_a_worker_alone_is_never_set_aside_and_its_drift_is_told(tmp_path: Path) -> None:
+    """With one worker there is nobody to go to; that it became slower stands in the report."""
+    run = VirtualRun(make_config(tmp_path), workers=1)
+
+    def slow_down(event: Event) -> None:
+        if event.kind == "canary_finished":
+            run.fleet.slowness = {"worker-0": 1.2}
+
+    run.listeners.append(slow_down)
+    document = run.run()
+    assert document["workers"][0]["drift"] == pytest.approx(1.2, abs=0.03)
+    assert not document["workers"][0]["set_aside"]
+    assert any("worker-0 became 20% slower" in w for w in document["warnings"])
+
+
+def test_alike_workers_cause_no_warning_and_canaries_can_be_turned_off(tmp_path: Path) -> None:
+    """Canaries are no trials; with `canary.every: 0` there are none."""
+    run = VirtualRun(make_config(tmp_path))
+    document = run.run()
+    assert len(document["trials"]) == 10
+    assert not any("worker-" in w for w in document["warnings"])
+    assert {w["worker"] for w in document["workers"]} == {"worker-0", "worker-1"}
+    off = VirtualRun(make_config(tmp_path / "off", canary={"every": 0})).run()
+    assert off["workers"] == []

@@ -53,7 +53,7 @@ def test_a_good_recommendation_is_certified_again_beside_the_defaults(
 
 def test_every_verification_uses_seeds_nobody_used_before(finished: VirtualRun) -> None:
     """Neither the run's nor an earlier verification's; both are kept."""
-    records = [*finished.folder.trials(), *finished.folder.trials(is_confirmation=True)]
+    records = [*finished.folder.trials(), *finished.folder.trials(kind="confirmations")]
     used = {level.seed for record in records for level in record.levels}
     first, second = _verify(finished), _verify(finished)
     assert not used & set(first.document["seeds"])

@@ -180,11 +180,11 @@ def test_a_second_driver_is_refused_until_the_first_lets_go(folder: RunFolder) -
 def test_trials_read_back_by_number(folder: RunFolder) -> None:
     """Finished trials come back equal, in their order; confirmations are kept apart."""
     for record in (measured_trial(12), failed_trial(3)):
-        folder.write_trial(record, files={"server.log": b"log"}, is_confirmation=False)
-    folder.write_trial(measured_trial(0), files={}, is_confirmation=True)
+        folder.write_trial(record, files={"server.log": b"log"}, kind="trials")
+    folder.write_trial(measured_trial(0), files={}, kind="confirmations")
     again = RunFolder.open(folder.path, clock=CLOCK)
     assert again.trials() == [failed_trial(3), measured_trial(12)]
-    assert again.trials(is_confirmation=True) == [measured_trial(0)]
+    assert again.trials(kind="confirmations") == [measured_trial(0)]
     assert names(folder.path / "trials" / "0012") == [
         "command.sh",
         "server.log",
@@ -194,14 +194,14 @@ def test_trials_read_back_by_number(folder: RunFolder) -> None:
 
 def test_a_trial_without_its_record_is_not_finished(folder: RunFolder) -> None:
     """The record is written last: a folder that an interruption left half filled is no trial."""
-    folder.write_trial(measured_trial(1), files={"server.log": b"log"}, is_confirmation=False)
+    folder.write_trial(measured_trial(1), files={"server.log": b"log"}, kind="trials")
     (folder.path / "trials" / "0001" / "trial.json").unlink()
     assert folder.trials() == []
 
 
 def test_a_damaged_trial_is_named(folder: RunFolder) -> None:
     """The message has the path of the file that cannot be read."""
-    folder.write_trial(measured_trial(1), files={}, is_confirmation=False)
+    folder.write_trial(measured_trial(1), files={}, kind="trials")
     path = folder.path / "trials" / "0001" / "trial.json"
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(StoreError, match=r"trials/0001/trial\.json: is not valid JSON"):
@@ -259,22 +259,20 @@ def test_probes_of_a_trial_come_from_its_folder(folder: RunFolder) -> None:
     """Each level finds its own requests by load and seed; a log that was left out gives none."""
     record = measured_trial(5)
     probe = rich_probe()
-    folder.write_trial(
-        record, files={"requests.jsonl": request_lines(probe)}, is_confirmation=False
-    )
-    first, second = folder.probes(record, is_confirmation=False)
+    folder.write_trial(record, files={"requests.jsonl": request_lines(probe)}, kind="trials")
+    first, second = folder.probes(record, kind="trials")
     assert len(first.records) == len(probe.records)
     assert second.records == ()
-    assert folder.probes(failed_trial(6), is_confirmation=False) == []
+    assert folder.probes(failed_trial(6), kind="trials") == []
 
 
 @pytest.mark.parametrize("content", [b"{}\n", b"not json\n", b'{"load": 4.0, "seed": 1}\n'])
 def test_a_damaged_request_log_is_named(folder: RunFolder, content: bytes) -> None:
     """The message has the path of the log."""
     record = measured_trial(5)
-    folder.write_trial(record, files={"requests.jsonl": content}, is_confirmation=False)
+    folder.write_trial(record, files={"requests.jsonl": content}, kind="trials")
     with pytest.raises(StoreError, match=r"0005/requests\.jsonl: is damaged"):
-        folder.probes(record, is_confirmation=False)
+        folder.probes(record, kind="trials")
 
 
 def test_files_and_documents_of_a_run(folder: RunFolder) -> None:

@@ -20,7 +20,16 @@ from objectives import (
     parse_slo,
 )
 from tuner.records import LevelResult, LoadWalk, ProbePoint
-from tuner.walks import CapacityWalk, Incumbent, LadderWalk, PointsWalk, RaceWalk, load_point
+from tuner.walks import (
+    CapacityWalk,
+    Incumbent,
+    LadderWalk,
+    PointsWalk,
+    PromotionWalk,
+    RaceWalk,
+    contender,
+    load_point,
+)
 
 SLO = parse_slo("p95_ttft=800ms")
 SEED = 7
@@ -63,7 +72,7 @@ def _race(*, mode: LoadMode = "concurrency", tokens_per_s: float = 565.0) -> Rac
     return RaceWalk(
         CapacityWalk(search, mode, SEED, SLO),
         target_load=22.0,
-        incumbent=Incumbent(32.0, tokens_per_s),
+        incumbent=Incumbent(32.0, ((SEED, tokens_per_s),)),
     )
 
 
@@ -139,7 +148,7 @@ def test_requests_per_second_that_are_not_carried_end_the_race() -> None:
 def test_a_target_load_above_the_incumbents_comes_after_it() -> None:
     """The easier challenge comes first, whichever that is."""
     capacity = CapacityWalk(CapacitySearch(start=32, step=1.15), "concurrency", SEED, SLO)
-    walk = RaceWalk(capacity, target_load=60.0, incumbent=Incumbent(32.0, 565.0))
+    walk = RaceWalk(capacity, target_load=60.0, incumbent=Incumbent(32.0, ((SEED, 565.0),)))
     assert _walk(walk, 100)[:2] == [33, 60]
 
 
@@ -147,7 +156,9 @@ def test_a_target_rate_that_is_not_carried_ends_no_race_won_below_it() -> None:
     """The user's target is far above the incumbent's rate: failing there only bounds the search."""
     search = CapacitySearch(start=4, step=1.15, is_integer=False)
     walk = RaceWalk(
-        CapacityWalk(search, "rate", SEED, SLO), target_load=10.0, incumbent=Incumbent(4.0, 200.0)
+        CapacityWalk(search, "rate", SEED, SLO),
+        target_load=10.0,
+        incumbent=Incumbent(4.0, ((SEED, 200.0),)),
     )
     loads = _walk(walk, 9)
     assert loads[:2] == [pytest.approx(4.08), 10]
@@ -157,7 +168,9 @@ def test_a_target_rate_that_is_not_carried_ends_no_race_won_below_it() -> None:
 def test_no_load_above_the_bound_is_driven() -> None:
     """An incumbent that holds at the bound is challenged there, and nothing is probed twice."""
     search = CapacitySearch(start=64, step=1.15, max_load=64)
-    walk = RaceWalk(CapacityWalk(search, "concurrency", SEED, SLO), 45.0, Incumbent(64.0, 800.0))
+    walk = RaceWalk(
+        CapacityWalk(search, "concurrency", SEED, SLO), 45.0, Incumbent(64.0, ((SEED, 800.0),))
+    )
     assert _walk(walk, 1000) == [45, 64]
     assert _walk(walk, 60)[:2] == [45, 64]
 
@@ -195,3 +208,52 @@ def test_a_level_is_scored_by_violations_where_requests_can_violate() -> None:
     assert point.scores["p95_ttft<=800ms"].value == pytest.approx(math.log(0.25))
     assert point.scores["error_rate<=1%"].value == 0.0
     assert point.scores["error_rate<=1%"].limit == 0.01
+
+
+def _promotion(incumbent: Incumbent | None) -> PromotionWalk:
+    search = CapacityWalk(CapacitySearch(start=8.0), "concurrency", SEED, SLO)
+    return PromotionWalk(search, (70, 71), incumbent)
+
+
+def _promoted(walk: PromotionWalk, capacities: dict[int, float]) -> list[tuple[float, int]]:
+    """The loads and seeds that the walk drives where each seed has its own capacity."""
+    done: list[LevelResult] = []
+    while (point := walk.next_point(done)) is not None:
+        level = _level(point.load.value, capacities[point.seed])
+        done.append(replace(level, seed=point.seed))
+        assert len(done) < 40
+    return [(level.load.value, level.seed) for level in done]
+
+
+def test_the_first_setting_that_holds_proves_its_best_load_on_further_seeds() -> None:
+    """The capacity on the search's seed, then the same load on both further seeds."""
+    driven = _promoted(_promotion(None), {SEED: 40, 70: 45, 71: 41})
+    best = max(load for load, seed in driven if seed == SEED and load <= 40)
+    assert driven[-2:] == [(best, 70), (best, 71)]
+    assert all(seed == SEED for _, seed in driven[:-2])
+
+
+def test_a_load_that_fails_on_a_further_seed_is_replaced_by_the_next_one_below() -> None:
+    """Luck on the first seed is not published: lower loads are proven until one holds on all."""
+    driven = _promoted(_promotion(None), {SEED: 40, 70: 34, 71: 60})
+    proven = [load for load, seed in driven if seed == 71]
+    assert len(proven) == 1
+    assert proven[0] <= 34
+    levels = [replace(_level(v, {SEED: 40, 70: 34, 71: 60}[s]), seed=s) for v, s in driven]
+    found = contender(levels)
+    assert found is not None
+    assert found.load == proven[0]
+    assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
+
+
+def test_a_challenger_that_carries_less_than_the_best_costs_no_further_seeds() -> None:
+    """Further seeds are for those that would become the best."""
+    best = Incumbent(64.0, ((SEED, 900.0), (70, 910.0)))
+    assert all(seed == SEED for _, seed in _promoted(_promotion(best), dict.fromkeys((SEED,), 40)))
+
+
+def test_settings_are_compared_on_the_seeds_they_share() -> None:
+    """A seed of long answers that only one of them had says nothing."""
+    best = Incumbent(64.0, ((SEED, 100.0), (70, 200.0)))
+    assert not best.is_beaten_by(Incumbent(64.0, ((SEED, 99.0), (71, 400.0))))
+    assert best.is_beaten_by(Incumbent(64.0, ((SEED, 99.0), (70, 210.0))))

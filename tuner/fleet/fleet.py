@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,8 +52,8 @@ class Fleet(Protocol):
         ...
 
     @property
-    def idle_count(self) -> int:
-        """How many of them have none."""
+    def idle_workers(self) -> Sequence[str]:
+        """The names of those that have none."""
         ...
 
     def can_take(self, group: str) -> bool:
@@ -64,15 +64,24 @@ class Fleet(Protocol):
         """
         ...
 
-    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+    def submit(self, spec: TrialSpec, *, avoid: str = "", only: str = "") -> None:
         """Give a trial to an idle worker.
 
         Args:
             spec: the trial.
             avoid: a worker that should not get it if another one is idle.
+            only: the worker that has to get it; empty: any.
 
         Raises:
-            InfrastructureError: when no worker is idle.
+            InfrastructureError: when no such worker is idle.
+        """
+        ...
+
+    def set_aside(self, worker: str) -> None:
+        """Give an idle worker no more work, and stop the engine it keeps.
+
+        Raises:
+            TunerError: when something of the engine is left.
         """
         ...
 
@@ -99,6 +108,15 @@ class Placement:
     def __init__(self) -> None:
         self._launches: dict[str, str] = {}
         self._groups: dict[str, str] = {}
+        self._set_aside: set[str] = set()
+
+    def set_aside(self, worker: str) -> None:
+        """Leave a worker out from now on."""
+        self._set_aside.add(worker)
+
+    def usable(self, workers: Iterable[str]) -> list[str]:
+        """Those that are not set aside."""
+        return [name for name in workers if name not in self._set_aside]
 
     def can_take(self, group: str, *, idle: Sequence[str], workers: Sequence[str]) -> bool:
         """Whether an idle worker may take a trial of the group."""
@@ -109,12 +127,16 @@ class Placement:
             bool(idle) and set(workers) <= set(self._groups.values())
         )
 
-    def choose(self, spec: TrialSpec, *, idle: Sequence[str], avoid: str) -> str:
+    def choose(
+        self, spec: TrialSpec, *, idle: Sequence[str], avoid: str = "", only: str = ""
+    ) -> str:
         """The worker for a trial.
 
         Raises:
-            InfrastructureError: when no worker is idle.
+            InfrastructureError: when no worker is idle, or not the only one allowed.
         """
+        if only:
+            idle = [name for name in idle if name == only]
         if not idle:
             raise InfrastructureError("no worker is idle")
         wanted = "" if spec.live is None else fingerprint(spec.live.launch) + "+live"

@@ -40,25 +40,26 @@ class LocalFleet:
     @property
     def workers(self) -> Sequence[WorkerInfo]:
         """The workers that can be given work."""
-        return self._infos
+        usable = self._placement.usable(self._workers)
+        return tuple(info for info in self._infos if info.name in usable)
 
     @property
-    def idle_count(self) -> int:
-        """How many of them have none."""
-        return len(self._idle())
+    def idle_workers(self) -> Sequence[str]:
+        """The names of those that have none."""
+        return self._idle()
 
     def can_take(self, group: str) -> bool:
         """Whether an idle worker may take a trial of a group that is compared within itself."""
-        names = list(self._workers)
+        names = self._placement.usable(self._workers)
         return self._placement.can_take(group, idle=self._idle(), workers=names)
 
-    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+    def submit(self, spec: TrialSpec, *, avoid: str = "", only: str = "") -> None:
         """Give a trial to an idle worker.
 
         Raises:
-            InfrastructureError: when no worker is idle.
+            InfrastructureError: when no such worker is idle.
         """
-        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
+        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid, only=only)
         thread = threading.Thread(target=self._run, args=(name, spec), name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
@@ -77,6 +78,15 @@ class LocalFleet:
                 item = self._completions.get_nowait()
         except queue.Empty:
             return done
+
+    def set_aside(self, worker: str) -> None:
+        """Give an idle worker no more work, and stop the engine it keeps.
+
+        Raises:
+            StopFailed: when something of it is left.
+        """
+        self._placement.set_aside(worker)
+        self._workers[worker].release_engine()
 
     def release_engines(self) -> None:
         """Stop the engines that idle workers keep between trials.
@@ -99,7 +109,8 @@ class LocalFleet:
             raise failures[0]
 
     def _idle(self) -> list[str]:
-        return [name for name in self._workers if name not in self._threads]
+        free = [name for name in self._workers if name not in self._threads]
+        return self._placement.usable(free)
 
     def _run(self, name: str, spec: TrialSpec) -> None:
         try:

@@ -93,25 +93,25 @@ class RayFleet:
     @property
     def workers(self) -> Sequence[WorkerInfo]:
         """The workers that can be given work."""
-        return tuple(member.info for member in self._members.values())
+        return tuple(self._members[name].info for name in self._placement.usable(self._members))
 
     @property
-    def idle_count(self) -> int:
-        """How many of them have none."""
-        return len(self._idle())
+    def idle_workers(self) -> Sequence[str]:
+        """The names of those that have none."""
+        return self._idle()
 
     def can_take(self, group: str) -> bool:
         """Whether an idle worker may take a trial of a group that is compared within itself."""
-        names = list(self._members)
+        names = self._placement.usable(self._members)
         return self._placement.can_take(group, idle=self._idle(), workers=names)
 
-    def submit(self, spec: TrialSpec, *, avoid: str = "") -> None:
+    def submit(self, spec: TrialSpec, *, avoid: str = "", only: str = "") -> None:
         """Give a trial to an idle worker.
 
         Raises:
-            InfrastructureError: when no worker is idle.
+            InfrastructureError: when no such worker is idle.
         """
-        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid)
+        name = self._placement.choose(spec, idle=self._idle(), avoid=avoid, only=only)
         reference = self._members[name].actor.run.remote(spec)
         self._running[reference] = (name, spec)
 
@@ -133,7 +133,20 @@ class RayFleet:
             InfrastructureError: when a worker does not answer.
         """
         self._placement.forget()
-        asked = {n: self._members[n].actor.release_engine.remote() for n in self._idle()}
+        self._release(self._idle())
+
+    def set_aside(self, worker: str) -> None:
+        """Give an idle worker no more work, and stop the engine it keeps.
+
+        Raises:
+            StopFailed: when something of it is left.
+            InfrastructureError: when the worker does not answer.
+        """
+        self._placement.set_aside(worker)
+        self._release([worker])
+
+    def _release(self, workers: Sequence[str]) -> None:
+        asked = {n: self._members[n].actor.release_engine.remote() for n in workers}
         for name, reference in asked.items():
             try:
                 ray.get(reference, timeout=_CLOSE_TIMEOUT_S)
@@ -173,7 +186,7 @@ class RayFleet:
 
     def _idle(self) -> list[str]:
         busy = {name for name, _ in self._running.values()}
-        return [name for name in self._members if name not in busy]
+        return self._placement.usable(name for name in self._members if name not in busy)
 
     def _disconnect(self) -> None:
         if self._started_ray:

@@ -19,6 +19,7 @@ from tuner.records import (
 )
 from tuner.report.explain import bottleneck, explain, failing_targets
 from tuner.report.live import live_savings, live_warnings
+from tuner.report.workers import worker_warnings, workers_data
 from tuner.store.codec import SCHEMA_VERSION
 from tuner.verdict import (
     BASELINE,
@@ -48,6 +49,8 @@ class ReportInput:
         environment: versions, hardware, times.
         records: the search's trials.
         confirmations: the fresh measurements.
+        canaries: of the workers.
+        set_aside: workers that got no more work.
         probes_of: the raw requests of a confirmation.
         run_id: the folder's name.
         wall_s: how long the run took.
@@ -60,6 +63,8 @@ class ReportInput:
     environment: Mapping[str, Any]
     records: Sequence[TrialRecord]
     confirmations: Sequence[TrialRecord]
+    canaries: Sequence[TrialRecord]
+    set_aside: Sequence[str]
     probes_of: ProbesOf
     run_id: str
     wall_s: float
@@ -107,6 +112,7 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         "pareto": pareto_front(measured_candidates(ranked), target_load=load),
         "trials": [_trial(r, is_ranked=r.number not in unranked) for r in given.records],
         "confirmations": [_confirmation(record) for record in given.confirmations],
+        "workers": workers_data(given.canaries, set_aside=given.set_aside),
         "cost": _cost(given),
         "warnings": _warnings(given),
     }
@@ -346,7 +352,7 @@ def _confirmation(record: TrialRecord) -> dict[str, Any]:
 
 
 def _cost(given: ReportInput) -> dict[str, Any]:
-    everything = [*given.records, *given.confirmations]
+    everything = [*given.records, *given.confirmations, *given.canaries]
     engine_s = sum(r.engine_s for r in everything)
     return {
         "engine_starts": sum(r.engine_starts for r in everything),
@@ -367,6 +373,12 @@ def _warnings(given: ReportInput) -> list[str]:
         warnings.append("the run was interrupted before its end; `tune resume` goes on with it")
     warnings += [d.text for d in disagreements(given.records, given.confirmations)]
     warnings += live_warnings(given.records)
+    warnings += worker_warnings(
+        given.canaries,
+        given.records,
+        set_aside=given.set_aside,
+        tolerance=given.config.options.canary.tolerance,
+    )
     for record in (*given.records, *given.confirmations):
         name = f"trial {record.number}"
         if record.of_trial is not None:

@@ -17,7 +17,7 @@ import yaml
 from objectives import Probe
 from tuner.clock import Clock
 from tuner.errors import StoreError
-from tuner.records import TrialRecord
+from tuner.records import RecordKind, TrialRecord
 from tuner.store.codec import dump_json, load_json, read_trial, trial_document
 from tuner.store.files import append_line, store_error, write_atomic
 from tuner.store.requests_log import REQUESTS_LOG, read_probes
@@ -28,7 +28,6 @@ JOURNAL = "study.journal"
 EVENTS = "events.jsonl"
 TRIALS = "trials"
 LIVE = "live"
-CONFIRMATIONS = "confirmations"
 EXPORT = "export"
 REPORT = "report.json"
 _LOCK = ".lock"
@@ -148,10 +147,10 @@ class RunFolder:
         append_line(self.path / EVENTS, f"{line}\n".encode())
 
     def write_trial(
-        self, record: TrialRecord, *, files: Mapping[str, bytes], is_confirmation: bool
+        self, record: TrialRecord, *, files: Mapping[str, bytes], kind: RecordKind
     ) -> None:
         """Keep a finished trial; its record is written last, so a folder with one is whole."""
-        folder = self._trial_folder(record.number, is_confirmation=is_confirmation)
+        folder = self._trial_folder(record.number, kind=kind)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -161,24 +160,24 @@ class RunFolder:
             write_atomic(folder / name, content)
         write_atomic(folder / _TRIAL, trial_document(record))
 
-    def trials(self, *, is_confirmation: bool = False) -> list[TrialRecord]:
-        """Every finished trial, by number.
+    def trials(self, *, kind: RecordKind = "trials") -> list[TrialRecord]:
+        """Every finished trial of a kind, by number.
 
         Raises:
             StoreError: when a record cannot be read.
         """
-        folder = self.path / (CONFIRMATIONS if is_confirmation else TRIALS)
+        folder = self.path / kind
         documents = sorted(folder.glob(f"*/{_TRIAL}")) if folder.exists() else []
         records = [read_trial(path.read_bytes(), where=str(path)) for path in documents]
         return sorted(records, key=lambda r: r.number)
 
-    def probes(self, record: TrialRecord, *, is_confirmation: bool) -> list[Probe]:
+    def probes(self, record: TrialRecord, *, kind: RecordKind) -> list[Probe]:
         """The probes of a trial with every request; empty where its log was left out.
 
         Raises:
             StoreError: when the log is damaged.
         """
-        folder = self._trial_folder(record.number, is_confirmation=is_confirmation)
+        folder = self._trial_folder(record.number, kind=kind)
         path = folder / REQUESTS_LOG
         if not path.exists():
             return []
@@ -220,8 +219,8 @@ class RunFolder:
             except ValueError:
                 continue
 
-    def _trial_folder(self, number: int, *, is_confirmation: bool) -> Path:
-        return self.path / (CONFIRMATIONS if is_confirmation else TRIALS) / f"{number:04d}"
+    def _trial_folder(self, number: int, *, kind: RecordKind) -> Path:
+        return self.path / kind / f"{number:04d}"
 
 
 def command_script(command: Sequence[str]) -> bytes:
