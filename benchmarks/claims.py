@@ -57,6 +57,8 @@ from tuner.simulator.virtual import VirtualEngine
 Array = NDArray[np.float64]
 _UTILISATIONS = (0.70, 0.85, 0.95)
 _WARM = 6000
+# True gains are known to about a percent, from a few long probes.
+_SAME = 0.01
 _MODES: tuple[LoadMode, ...] = ("concurrency", "rate")
 
 
@@ -158,8 +160,7 @@ def coverage_table(*, quick: bool) -> None:
         capacity = _engine_capacity(mode)
         for utilisation in _UTILISATIONS:
             load = _at(mode, utilisation * capacity)
-            for metric in ("ttft", "tpot"):
-                row = _engine_coverage(load, metric, repetitions)
+            for metric, row in _engine_coverage(load, repetitions).items():
                 name = f"engine, {mode}, p95 {metric.upper()}"
                 print(form.format(name, f"{utilisation:.2f}", *row), flush=True)
 
@@ -235,51 +236,52 @@ def true_capacity(engine: VirtualEngine, mode: LoadMode, workload: Any) -> float
     return low
 
 
-def _engine_coverage(load: Load, metric: str, repetitions: int) -> tuple[str, str, str]:
+def _engine_coverage(load: Load, repetitions: int) -> dict[str, tuple[str, ...]]:
+    """For p95 TTFT and TPOT: ours, naive, and the ratio of two settings' tokens/s."""
     with tempfile.TemporaryDirectory() as folder:
         workload = _workload(Path(folder), 1000)
         long = _workload(Path(folder), 4000)
     engines = [_engine(), _engine({"max_num_seqs": 64, "max_num_batched_tokens": 2048})]
     truths = [_truth(engine, load, long) for engine in engines]
-    name = f"p95_{metric}_ms"
-    truth = getattr(truths[0], name)
     true_ratio = truths[1].output_tokens_per_s / truths[0].output_tokens_per_s
     # Few independent replicates, drawn into many sets of five: a set shares none within itself.
-    count = max(30, repetitions // 4)
-    probes = [
+    seeds = range(max(30, repetitions // 4))
+    probes, others = (
         [
             virtual_probe(
                 engine, ProbePoint(load, s), workload=workload, slo=_SLO, noise_seed=s + 1
             )
-            for s in range(count)
+            for s in seeds
         ]
         for engine in engines
-    ]
-    metrics = [[compute_metrics([p], slo=_SLO) for p in row] for row in probes]
-    checks = [
-        check_slo([p], slo=_SLO, metrics=m) for p, m in zip(probes[0], metrics[0], strict=True)
-    ]
-    values = [[getattr(r, f"{metric}_ms") for r in p.measured] for p in probes[0]]
-    position = 0 if metric == "ttft" else 1
-    rng = random.Random(5)
-    ours = naive = ratios = 0
-    for _ in range(repetitions):
-        chosen = rng.sample(range(count), 5)
-        check = _cell_check([probes[0][i] for i in chosen], [checks[i] for i in chosen])[position]
-        ours += _contains(check.low, check.high, truth)
-        pooled = [v for i in chosen for v in values[i] if v is not None]
-        interval = percentile_interval(pooled, 95)
-        naive += _contains(interval.low, interval.high, truth)
-        _, between = paired_ratio_interval(
-            [metrics[1][i].output_tokens_per_s or 0.0 for i in chosen],
-            [metrics[0][i].output_tokens_per_s or 0.0 for i in chosen],
-        )
-        ratios += _contains(between.low, between.high, true_ratio)
-    return (
-        f"{ours / repetitions:.3f}",
-        f"{naive / repetitions:.3f}",
-        f"{ratios / repetitions:.3f}",
     )
+    tokens, other_tokens = (
+        [compute_metrics([p], slo=_SLO).output_tokens_per_s or 0.0 for p in row]
+        for row in (probes, others)
+    )
+    checks = [check_probes([p], slo=_SLO) for p in probes]
+    rng = random.Random(5)
+    sets = [rng.sample(seeds, 5) for _ in range(repetitions)]
+    cells = [_cell_check([probes[i] for i in s], [checks[i] for i in s]) for s in sets]
+    ratios = [
+        paired_ratio_interval([other_tokens[i] for i in s], [tokens[i] for i in s])[1] for s in sets
+    ]
+    inside = sum(_contains(r.low, r.high, true_ratio) for r in ratios)
+    rows = {}
+    for position, metric in enumerate(("ttft", "tpot")):
+        truth = getattr(truths[0], f"p95_{metric}_ms")
+        values = [[getattr(r, f"{metric}_ms") for r in p.measured] for p in probes]
+        pooled = [
+            percentile_interval([v for i in s for v in values[i] if v is not None], 95)
+            for s in sets
+        ]
+        counts = (
+            sum(_contains(c[position].low, c[position].high, truth) for c in cells),
+            sum(_contains(p.low, p.high, truth) for p in pooled),
+            inside,
+        )
+        rows[metric] = tuple(f"{count / repetitions:.3f}" for count in counts)
+    return rows
 
 
 def _cell_check(probes: Sequence[Probe], own: Sequence[Any]) -> tuple[SloCheck, ...]:
@@ -320,7 +322,7 @@ class RunOutcome:
     Attributes:
         certified: the published load over the winner's true capacity; None without a claim.
         gain: the winner's true tokens/s at its published load over the defaults' at theirs.
-        interval_holds: whether the interval of the ratio contains the true one.
+        is_exaggerated: whether the ratio's lower bound lies above the true gain.
         measure_s: measuring seconds of the search.
         bisection_s: what plain bisection of every setting would have measured.
         verdict: of the run.
@@ -328,7 +330,7 @@ class RunOutcome:
 
     certified: float | None
     gain: float | None
-    interval_holds: bool | None
+    is_exaggerated: bool | None
     measure_s: float
     bisection_s: float
     verdict: str
@@ -346,7 +348,7 @@ def run_outcome(seed: int, folder: Path, mode: LoadMode, truth: dict[str, float]
     document = run.run()
     records = run.folder.trials()
     found = document["recommendations"]["throughput_first"]
-    certified = gain = holds = None
+    certified = gain = is_exaggerated = None
     if found is not None:
         key = str(sorted(found["settings"].items()))
         long = _workload(folder, 2000)
@@ -361,11 +363,12 @@ def run_outcome(seed: int, folder: Path, mode: LoadMode, truth: dict[str, float]
         gain = mine.output_tokens_per_s / base.output_tokens_per_s
         versus = found["vs_baseline"]
         if versus["low"] is not None and found["trial"] != 0:
-            holds = _contains(versus["low"], versus["high"], gain)
+            # Uncertified defaults count with more than they proved, so the ratio may be too low.
+            is_exaggerated = versus["low"] > gain * (1 + _SAME)
     return RunOutcome(
         certified,
         gain,
-        holds,
+        is_exaggerated,
         sum(r.measure_s for r in records),
         _bisection_s(records, mode),
         document["verdict"],
@@ -409,7 +412,7 @@ def runs_table(*, quick: bool) -> None:
                 outcomes.append(run_outcome(seed, Path(folder), mode, truth))
         claimed = [o for o in outcomes if o.certified is not None]
         gains = [o.gain for o in claimed if o.gain is not None]
-        inside = [o.interval_holds for o in claimed if o.interval_holds is not None]
+        ratios = [o.is_exaggerated for o in claimed if o.is_exaggerated is not None]
         shares = [o.measure_s / o.bisection_s for o in outcomes]
         loads = [o.certified for o in claimed if o.certified is not None]
         print(f"{mode}: {len(outcomes)} runs, {len(claimed)} with a claim")
@@ -417,7 +420,7 @@ def runs_table(*, quick: bool) -> None:
         print(f"  claims more than 5 % over it: {sum(v > 1.05 for v in loads)} of {len(loads)}")
         print(f"  true tokens/s over the defaults': {_spread(gains)}")
         print(f"  worse than the defaults: {sum(g < 0.98 for g in gains)} of {len(gains)}")
-        print(f"  interval of the ratio contains it: {sum(inside)} of {len(inside)}")
+        print(f"  ratio's lower bound above the true gain: {sum(ratios)} of {len(ratios)}")
         print(f"  measuring seconds / plain bisection: {_spread(shares)}", flush=True)
 
 

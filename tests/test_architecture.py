@@ -19,7 +19,7 @@ HOMES = {
     "prometheus_client": ("tuner/engines/", "tuner/simulator/"),
     "typer": ("tuner/cli/",),
     "rich": ("tuner/cli/",),
-    "scipy": ("objectives/statistics.py",),
+    "scipy": ("objectives/statistics.py", "tuner/search/latency.py"),
     "vllm": (),
     "torch": ("tuner/search/",),
 }
@@ -28,7 +28,7 @@ LAYERS = (
     ("tuner.cli",),
     ("tuner.run",),
     ("tuner.session",),
-    ("tuner.jobs",),
+    ("tuner.jobs", "tuner.latency_trials"),
     ("tuner.confirming",),
     ("tuner.fleet",),
     ("tuner.exports", "tuner.report", "tuner.observing"),

@@ -86,6 +86,11 @@ class JobRunner:
         """The numbers of the trials of a kind on their way."""
         return {number for job_kind, number in self._jobs if job_kind == kind}
 
+    @property
+    def proposals(self) -> list[Proposal]:
+        """The search's proposals on their way."""
+        return [job.proposal for job in self._jobs.values() if job.proposal is not None]
+
     def run(
         self, next_job: Callable[[], Job | None], on_done: Callable[[Job, TrialResult], None]
     ) -> None:

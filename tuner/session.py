@@ -23,6 +23,7 @@ from tuner.errors import TunerError
 from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.fleet import Fleet
 from tuner.jobs import Job, JobRunner, confirmation_job, record_of
+from tuner.latency_trials import LATENCY_LABEL, LATENCY_TRIALS, latency_trial
 from tuner.launch_groups import LaunchGroups
 from tuner.loads import races_lost_in_a_row, search_walk
 from tuner.observing import observation, reference_load
@@ -143,19 +144,39 @@ class Session:
             return self._canary_job(is_last=True)
         return (
             self._canary_job(is_last=False)
+            or self._latency_job()
             or self._proposed_job()
             or self._canary_job(is_last=True)
         )
 
     def _is_search_over(self) -> bool:
+        return self._trials_left() <= 0 or self._is_search_time_over()
+
+    def _trials_left(self) -> int:
         tried = len(self._records) + len(self._jobs.numbers("trials"))
-        return (
-            tried >= self._parts.config.options.trials
-            or self._is_search_time_over()
-            or self._is_patience_over()
+        return self._parts.config.options.trials - tried
+
+    def _latency_job(self) -> Job | None:
+        """One of the last trials, at the target load alone, where latency-first may still gain."""
+        is_end = self._trials_left() <= LATENCY_TRIALS or self._is_patience_over()
+        if not is_end or len(self._records) < _LEAST_TRIALS:
+            return None
+        number = self._free_number(self._records, "trials")
+        asked = latency_trial(
+            self._parts.config, self._records, number=number, running=self._jobs.proposals
         )
+        if asked is None:
+            return None
+        proposal, walk = asked
+        # Known to the search, so that it does not ask for the same, and not told: a capacity of
+        # the target load alone would mislead it.
+        self._parts.search.restore(proposal, None)
+        spec = self._spec(number, proposal.settings, walk, origin=proposal.origin)
+        return Job(spec, proposal=proposal)
 
     def _proposed_job(self) -> Job | None:
+        if self._is_patience_over():
+            return None
         number = self._free_number(self._records, "trials")
         proposal = self._parts.search.propose(number)
         if proposal is None:
@@ -314,7 +335,7 @@ class Session:
     def _observation(self, record: TrialRecord) -> Observation | None:
         """What the optimiser learns; None until the baseline has fixed the reference load."""
         baseline = self._baseline()
-        if baseline is None:
+        if baseline is None or record.label == LATENCY_LABEL:
             return None
         config = self._parts.config
         load = reference_load(baseline, workload=config.workload)

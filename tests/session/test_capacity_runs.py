@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from search_spaces import fingerprint
 from tests.session.running import SMALL_RUN, VirtualRun, make_config
+from tuner.latency_trials import LATENCY_LABEL, LATENCY_TRIALS
 
 _CLASSES = SMALL_RUN["workload"]["classes"]
 
@@ -163,3 +165,25 @@ def test_defaults_that_are_best_stay_also_without_a_ladder(tmp_path: Path, mode:
     document = VirtualRun(_config(tmp_path, space=space, trials=3, load=mode), workers=1).run()
     assert document["verdict"] == "default_is_best"
     assert document["recommendations"]["throughput_first"]["trial"] == 0
+
+
+def test_the_last_trials_look_where_latency_first_may_still_gain(tmp_path: Path) -> None:
+    """At most four, at the target load alone, within the trials allowed; Optuna is not told."""
+    workload = {"classes": _CLASSES, "min_requests": 100, "target_load": 12}
+    choices = {
+        "max_num_seqs": {"choice": [12, 16, 24, 32, 48, 64]},
+        "max_num_batched_tokens": {"choice": [192, 256, 384, 512, 768, 1024, 1536, 2048, 4096]},
+    }
+    config = _config(tmp_path, workload=workload, space={"parameters": choices}, trials=14, seed=2)
+    run = VirtualRun(config, workers=1)
+    run.run()
+    records = run.folder.trials()
+    extra = [r for r in records if r.label == LATENCY_LABEL]
+    assert len(records) == 14
+    assert 1 <= len(extra) <= LATENCY_TRIALS
+    assert all([level.load.value for level in r.levels] == [12] for r in extra)
+    assert min(r.number for r in extra) >= 14 - LATENCY_TRIALS
+    assert len({fingerprint(r.settings) for r in records}) == 14
+    told = run.folder.journal.read_text()
+    assert all(f'"number": {r.number}' not in told for r in extra)
+    assert '"number": 9' in told
