@@ -165,7 +165,7 @@ def coverage_table(*, quick: bool) -> None:
                 print(form.format(name, f"{utilisation:.2f}", *row), flush=True)
 
 
-def _queue_coverage(load: float, repetitions: int, *, quick: bool) -> tuple[str, str, str]:
+def _queue_coverage(load: float, repetitions: int, *, quick: bool) -> tuple[str, ...]:
     truth = true_p95(load, quick=quick)
     streams = waits(load, streams=repetitions * 5, requests=1000, seed=11)
     ours = naive = 0
