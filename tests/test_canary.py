@@ -35,7 +35,11 @@ def _due(
     idle: tuple[str, ...] = WORKERS,
     **trials: int,
 ) -> str | None:
-    return due_worker(idle, canaries, trials, RULES, is_last=is_last)
+    return due_worker(idle, canaries, trials, RULES, workers=WORKERS, is_last=is_last)
+
+
+def _slow(canaries: list[TrialRecord]) -> list[str]:
+    return slow_workers(canaries, WORKERS, RULES)
 
 
 def test_every_worker_has_a_canary_first_and_another_one_after_some_trials() -> None:
@@ -55,24 +59,49 @@ def test_only_idle_workers_are_due_and_none_where_canaries_are_off() -> None:
     """A busy worker has its turn later; `every: 0` means none at all."""
     assert _due([], idle=("c",)) == "c"
     assert _due([], idle=()) is None
-    assert due_worker(WORKERS, [], {}, CanaryRules(0, 0.05), is_last=True) is None
+    off = CanaryRules(0, 0.05)
+    assert due_worker(WORKERS, [], {}, off, workers=WORKERS, is_last=True) is None
 
 
 def test_a_slow_worker_has_a_second_chance_at_once_and_no_third() -> None:
     """One slow canary may be a passing disturbance; two in a row are not."""
-    once = [_canary("a", 100), _canary("b", 110), _canary("c", 101)]
-    assert slow_workers(once, RULES) == []
-    assert _due(once) == "b"
-    assert slow_workers([*once, _canary("b", 108)], RULES) == ["b"]
-    assert slow_workers([*once, _canary("b", 102), _canary("b", 109)], RULES) == []
+    once = [_canary("a", 100), _canary("c", 101), _canary("b", 110)]
+    assert _due(once, idle=("b",)) == "b"
+    assert _slow(once) == []
+    others = [_canary("a", 100), _canary("c", 101)]
+    assert _slow([*once, _canary("b", 108), *others]) == ["b"]
+    assert _slow([*once, _canary("b", 102), *others]) == []
+    assert _slow([*once, _canary("b", 102), _canary("b", 109), *others]) == []
+
+
+def test_a_machine_that_became_slower_makes_no_worker_slow() -> None:
+    """A suspect waits for the others to be looked at again, and is compared with that."""
+    before = [_canary(w, 100) for w in WORKERS]
+    suspected = [*before, _canary("b", 120), _canary("b", 121)]
+    assert _slow(suspected) == []
+    assert _due(suspected) == "a"
+    assert _due([*suspected, _canary("a", 101)]) == "c"
+    everyone = [*suspected, _canary("a", 119), _canary("c", 120)]
+    assert _slow(everyone) == []
+    assert _due(everyone) is None
+    alone = [*suspected, _canary("a", 101), _canary("c", 100)]
+    assert _slow(alone) == ["b"]
 
 
 @pytest.mark.parametrize(("others", "slow"), [((100.0,), True), ((100.0, 111.0, 112.0), False)])
 def test_slow_is_judged_by_the_usual_worker(others: tuple[float, ...], slow: bool) -> None:
     """Of two the slower one differs; a single fast one among several makes none of them slow."""
-    canaries = [_canary(f"w{i}", v) for i, v in enumerate(others)]
-    canaries += [_canary("x", 112), _canary("x", 112)]
-    assert (slow_workers(canaries, RULES) == ["x"]) is slow
+    canaries = [_canary("x", 112), _canary("x", 112)]
+    canaries += [_canary(f"w{i}", v) for i, v in enumerate(others)]
+    names = [f"w{i}" for i in range(len(others))]
+    assert (slow_workers(canaries, ["x", *names], RULES) == ["x"]) is slow
+
+
+def test_a_worker_set_aside_is_no_measure_for_the_others() -> None:
+    """Only those that still work are compared."""
+    canaries = [_canary("b", 50), _canary("a", 100)]
+    assert due_worker(("a",), canaries, {}, RULES, workers=("a", "b"), is_last=False) == "a"
+    assert due_worker(("a",), canaries, {}, RULES, workers=("a",), is_last=False) is None
 
 
 def test_speeds_tell_offset_and_drift() -> None:
@@ -89,7 +118,7 @@ def test_speeds_tell_offset_and_drift() -> None:
 def test_a_canary_that_could_not_be_measured_says_nothing_of_the_worker() -> None:
     """A failed engine start has its own record; it makes no worker slow."""
     failed = replace(_canary("b", 1), levels=())
-    assert slow_workers([_canary("a", 100), failed, failed], RULES) == []
+    assert _slow([_canary("a", 100), failed, failed]) == []
     assert [speed.worker for speed in worker_speeds([_canary("a", 100), failed])] == ["a"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectives import Load, LoadMode, choose_target_load
 from tuner.records import Outcome, ProbePoint, TrialRecord
@@ -75,18 +75,26 @@ class CanaryWatch:
         self._since: Counter[str] = Counter()
 
     def next(
-        self, idle: Sequence[str], records: Sequence[TrialRecord], *, is_last: bool
+        self,
+        idle: Sequence[str],
+        records: Sequence[TrialRecord],
+        *,
+        workers: Sequence[str],
+        is_last: bool,
     ) -> Canary | None:
         """The next one for an idle worker, or None.
 
         Args:
             idle: workers without work.
+            workers: all that are not set aside.
             records: of the search so far.
             is_last: whether the search is over, and this the last look.
         """
         # Chosen once: what is compared must not change.
         self._trial = self._trial or canary_trial(records, is_live=self._rules.is_live)
-        worker = due_worker(idle, self._done, self._since, self._rules, is_last=is_last)
+        worker = due_worker(
+            idle, self._done, self._since, self._rules, workers=workers, is_last=is_last
+        )
         if self._trial is None or worker is None:
             return None
         self._number += 1
@@ -97,11 +105,14 @@ class CanaryWatch:
         """A worker has finished a trial."""
         self._since[worker] += 1
 
-    def take(self, canary: TrialRecord) -> bool:
-        """A canary was made; whether its worker is to be set aside."""
+    def take(self, canary: TrialRecord) -> None:
+        """A canary was made."""
         self._done.append(canary)
         self._since[canary.worker] = 0
-        return canary.worker in slow_workers(self._done, self._rules)
+
+    def slow(self, workers: Sequence[str]) -> list[str]:
+        """Those of the workers that are to be set aside."""
+        return slow_workers(self._done, workers, self._rules)
 
 
 def canary_trial(records: Sequence[TrialRecord], *, is_live: bool) -> TrialRecord | None:
@@ -132,6 +143,7 @@ def due_worker(
     trials: Mapping[str, int],
     rules: CanaryRules,
     *,
+    workers: Sequence[str],
     is_last: bool,
 ) -> str | None:
     """The first idle worker that is to be measured now.
@@ -141,43 +153,74 @@ def due_worker(
         canaries: made in this session, in order.
         trials: how many each worker has done since its last canary.
         rules: when one is due.
+        workers: all that are not set aside.
         is_last: whether the search is over, and this the last look.
     """
     if not rules.every:
         return None
-    slow = suspicions(canaries, rules)
+    suspects = _suspects(canaries, workers, rules)
+    last = _last_canaries(canaries)
     for worker in idle:
-        done = [c for c in canaries if c.worker == worker]
         since = trials.get(worker, 0)
-        if since > 0 if is_last else (not done or since >= rules.every):
+        if since > 0 if is_last else (worker not in last or since >= rules.every):
             return worker
-        if 0 < slow.get(worker, 0) < _SUSPICIONS:
+        suspect = suspects.get(worker)
+        if suspect is not None and suspect.count < _SUSPICIONS:
+            return worker
+        # All of them may have become slower: a suspect is compared with what others are now.
+        if any(last.get(worker, -1) < s.since for name, s in suspects.items() if name != worker):
             return worker
     return None
 
 
-def slow_workers(canaries: Sequence[TrialRecord], rules: CanaryRules) -> list[str]:
-    """Workers that were slower than the others twice in a row."""
-    return [w for w, count in suspicions(canaries, rules).items() if count >= _SUSPICIONS]
+def slow_workers(
+    canaries: Sequence[TrialRecord], workers: Sequence[str], rules: CanaryRules
+) -> list[str]:
+    """Workers that were slower, twice in a row, than all others were at that time or after it."""
+    last = _last_canaries(canaries)
+    return [
+        worker
+        for worker, suspect in _suspects(canaries, workers, rules).items()
+        if suspect.count >= _SUSPICIONS
+        and all(last.get(other, -1) > suspect.since for other in workers if other != worker)
+    ]
 
 
-def suspicions(canaries: Sequence[TrialRecord], rules: CanaryRules) -> dict[str, int]:
-    """How many of its last canaries in a row were slower than the others' last ones.
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A worker that looks slow: since which canary of all, and how many of its own in a row."""
+
+    since: int
+    count: int
+
+
+def _suspects(
+    canaries: Sequence[TrialRecord], workers: Sequence[str], rules: CanaryRules
+) -> dict[str, _Suspect]:
+    """Workers slower than the usual one by its last canary.
 
     Of two workers the slower one differs: nothing makes a GPU faster than its kind.
     """
-    values = _latencies_ms(canaries)
-    if not values:
+    known = [
+        (index, canary.worker, value)
+        for index, canary in enumerate(canaries)
+        if canary.worker in workers and (value := _latency_ms(canary)) is not None
+    ]
+    last = {worker: value for _, worker, value in known}
+    if not last:
         return {}
-    usual = statistics.median_low([found[-1] for found in values.values()])
+    limit = (1 + rules.tolerance) * statistics.median_low(last.values())
+    found: dict[str, _Suspect] = {}
+    for index, worker, value in known:
+        before = found.pop(worker, _Suspect(index, 0))
+        if value > limit:
+            found[worker] = replace(before, count=before.count + 1)
+    return found
 
-    def is_alike(value: float) -> bool:
-        return value <= (1 + rules.tolerance) * usual
 
-    return {
-        worker: next((i for i, value in enumerate(reversed(found)) if is_alike(value)), len(found))
-        for worker, found in values.items()
-    }
+def _last_canaries(canaries: Sequence[TrialRecord]) -> dict[str, int]:
+    """The place of each worker's last canary, measured or failed."""
+    return {canary.worker: index for index, canary in enumerate(canaries)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +252,17 @@ def worker_speeds(canaries: Sequence[TrialRecord]) -> list[WorkerSpeed]:
 
 
 def _latencies_ms(canaries: Sequence[TrialRecord]) -> dict[str, list[float]]:
-    """Each worker's median end-to-end latencies, in order; a failed canary says nothing."""
+    """Each worker's median end-to-end latencies, in order."""
     values: dict[str, list[float]] = {}
     for canary in canaries:
-        if canary.outcome is not Outcome.MEASURED or not canary.levels:
-            continue
-        value = canary.levels[0].metrics.p50_e2e_ms
+        value = _latency_ms(canary)
         if value is not None:
             values.setdefault(canary.worker, []).append(value)
     return values
+
+
+def _latency_ms(canary: TrialRecord) -> float | None:
+    """Its median end-to-end latency; a failed canary says nothing."""
+    if canary.outcome is not Outcome.MEASURED or not canary.levels:
+        return None
+    return canary.levels[0].metrics.p50_e2e_ms

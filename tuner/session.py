@@ -186,8 +186,12 @@ class Session:
         return Job(spec, proposal=proposal)
 
     def _canary_job(self, *, is_last: bool) -> Job | None:
-        idle = self._parts.fleet.idle_workers
-        canary = self._canaries.next(idle, self._records, is_last=is_last)
+        canary = self._canaries.next(
+            self._parts.fleet.idle_workers,
+            self._records,
+            workers=self._worker_names(),
+            is_last=is_last,
+        )
         if canary is None:
             return None
         walk, tried = PointsWalk((canary.point,)), canary.trial
@@ -275,12 +279,13 @@ class Session:
         self._store(record, result, kind=job.spec.kind)
         if job.spec.kind == "canaries":
             self._finish_canary(record)
+            self._set_aside_slow_workers()
             return
         if job.spec.kind == "confirmations":
             self._confirmations.append(record)
         else:
-            self._canaries.note_trial(record.worker)
             self._finish_search_trial(record)
+            self._set_aside_slow_workers()
         self._tell(
             Event(
                 "trial_finished",
@@ -309,15 +314,23 @@ class Session:
         )
 
     def _finish_canary(self, record: TrialRecord) -> None:
-        worker, fleet = record.worker, self._parts.fleet
-        is_slow = self._canaries.take(record)
-        self._tell(Event("canary_finished", {"worker": worker}, record))
-        if is_slow and len(fleet.workers) > 1:
-            fleet.set_aside(worker)
-            self._tell(Event(WORKER_SET_ASIDE, {"worker": worker}))
+        self._canaries.take(record)
+        self._tell(Event("canary_finished", {"worker": record.worker}, record))
+
+    def _set_aside_slow_workers(self) -> None:
+        """As soon as they have no work; the last worker is kept, there is none to go to."""
+        fleet = self._parts.fleet
+        for worker in self._canaries.slow(self._worker_names()):
+            if worker in fleet.idle_workers and len(fleet.workers) > 1:
+                fleet.set_aside(worker)
+                self._tell(Event(WORKER_SET_ASIDE, {"worker": worker}))
+
+    def _worker_names(self) -> list[str]:
+        return [info.name for info in self._parts.fleet.workers]
 
     def _finish_search_trial(self, record: TrialRecord) -> None:
         self._records.append(record)
+        self._canaries.note_trial(record.worker)
         self._note_facts(record)
         self._unobserved.append(record)
         self._observe_all()
