@@ -236,7 +236,10 @@ def test_a_recommendation_is_verified_afresh(tmp_path: Path) -> None:
 
 
 def test_without_a_ladder_the_capacity_is_searched_up_to_the_bound(tmp_path: Path) -> None:
-    """The workload names no loads: 8 concurrent, then up to `capacity.max_load`, and says so."""
+    """The workload names no loads: 8 concurrent, then up to `capacity.max_load`, and says so.
+
+    The first setting is the best so far, so it proves its best load on two more seeds.
+    """
     config = small_config(tmp_path, trials=2, capacity={"max_load": 12})
     data = yaml.safe_load(config.read_text())
     del data["workload"]["levels"]
@@ -244,5 +247,5 @@ def test_without_a_ladder_the_capacity_is_searched_up_to_the_bound(tmp_path: Pat
     done = tune("run", "--config", str(config))
     assert done.returncode == 0, done.stderr
     document = report_of(the_run(tmp_path))
-    assert [level["load"] for level in document["trials"][0]["levels"]] == [8, 12]
+    assert [level["load"] for level in document["trials"][0]["levels"]] == [8, 12, 12, 12]
     assert document["recommendations"]["throughput_first"]["load"]["value"] == 11

@@ -10,15 +10,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from tuner.durations import format_duration
-from tuner.events import Event, Listener
+from tuner.events import WORKER_SET_ASIDE, Event, Listener
 from tuner.records import Outcome, TrialRecord
-from tuner.report.phrases import number_text, settings_text
+from tuner.report.phrases import number_text, settings_text, trial_name
 from tuner.verdict import best_level, to_candidate
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _TABLE_WIDTH = 100
+# What begins, by its event.
+_STARTS = {
+    "trial_started": "trial",
+    "confirmation_trial_started": "confirmation",
+    "canary_started": "canary",
+}
 
 
 class _Options(Protocol):
@@ -60,11 +66,13 @@ class LineProgress:
     def _text(self, event: Event) -> str:
         if event.kind == "trial_finished":
             return trial_line(event.record)
-        if event.kind in ("trial_started", "confirmation_trial_started"):
+        if event.kind in _STARTS:
             if not self._is_verbose:
                 return ""
             settings = settings_text(event.details["settings"])
-            return f"start    trial {event.details['trial']}: {settings}"
+            return f"start    {_STARTS[event.kind]} {event.details['trial']}: {settings}"
+        if event.kind == "canary_finished" and self._is_verbose:
+            return f"canary   {event.details['worker']}: {_canary_text(event.record)}"
         return headline(event)
 
 
@@ -82,9 +90,17 @@ def headline(event: Event) -> str:
         return f"confirming: {details['measurements']} fresh measurements on new seeds"
     if event.kind == "trial_retried":
         return f"retry    trial {details['trial']}: {details['reason']}"
+    if event.kind == WORKER_SET_ASIDE:
+        return f"set aside {details['worker']}: it is slower than the others (canaries)"
     if event.kind == "cleaning_up":
         return "stopping: engines are being stopped and checked (up to a minute)"
     return ""
+
+
+def _canary_text(record: TrialRecord) -> str:
+    if record.failure is not None:
+        return record.failure.message
+    return number_text(record.levels[0].metrics.p50_e2e_ms, "ms median end-to-end latency")
 
 
 def trial_line(record: TrialRecord) -> str:
@@ -92,7 +108,7 @@ def trial_line(record: TrialRecord) -> str:
     name = f"trial {record.number:>3}"
     if record.of_trial is not None:
         name = f"confirm {record.of_trial} #{record.replicate}"
-    settings = record.label or settings_text(record.settings)
+    settings = trial_name(record.label, record.origin, record.settings)
     return f"{name:<13} {_result(record):<46} {settings}"
 
 
@@ -118,7 +134,7 @@ class _LiveState:
         self.started_s = time.monotonic()
         self.planned = 0
         self.finished: list[TrialRecord] = []
-        self.running: dict[int, tuple[str, float]] = {}
+        self.running: dict[str, tuple[str, float]] = {}
         self.workers = 0
         self.phase = "starting"
 
@@ -131,11 +147,17 @@ class _LiveState:
         elif event.kind == "confirmation_started":
             self.phase = "confirming"
             self.planned = len(self.finished) + event.details["measurements"]
-        elif event.kind in ("trial_started", "confirmation_trial_started"):
+        elif event.kind == WORKER_SET_ASIDE:
+            self.workers -= 1
+        elif event.kind in _STARTS:
             text = settings_text(event.details["settings"])
-            self.running[event.details["trial"]] = (text, time.monotonic())
+            name = f"{_STARTS[event.kind]} {event.details['trial']}"
+            self.running[name] = (text, time.monotonic())
+        elif event.kind == "canary_finished":
+            self.running.pop(f"canary {event.record.number}", None)
         elif event.kind == "trial_finished":
-            self.running.pop(event.record.number, None)
+            kind = "trial" if event.record.of_trial is None else "confirmation"
+            self.running.pop(f"{kind} {event.record.number}", None)
             self.finished.append(event.record)
 
     def time_left(self) -> str:
@@ -188,11 +210,11 @@ def _table(state: _LiveState) -> Table:
     table.add_row(state.phase, f"{done}, {elapsed} so far", state.time_left())
     best = state.best()
     if best is not None:
-        label = best.label or settings_text(best.settings)
+        label = trial_name(best.label, best.origin, best.settings)
         table.add_row("best so far", _result(best), f"trial {best.number}: {label}"[:_TABLE_WIDTH])
-    for number, (settings, since_s) in sorted(state.running.items()):
+    for name, (settings, since_s) in sorted(state.running.items()):
         age = format_duration(time.monotonic() - since_s)
-        table.add_row(f"running {number}", age, settings[:_TABLE_WIDTH])
+        table.add_row(f"running {name}", age, settings[:_TABLE_WIDTH])
     for _ in range(state.workers - len(state.running)):
         table.add_row("idle worker", "", "")
     return table

@@ -33,6 +33,13 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{n}={v}" for n, v in settings.items()) or "defaults"
 
 
+def trial_name(label: str, origin: str, settings: Mapping[str, Any]) -> str:
+    """A reference by its name, what was proposed by its settings, and why if that has a name."""
+    if origin != "optuna":
+        return label or settings_text(settings)
+    return f"{settings_text(settings)} ({label})" if label else settings_text(settings)
+
+
 def verdict_text(document: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
     verdict = document["verdict"]
