@@ -312,6 +312,8 @@ class FleetConformance:
             engines = notes.wait_for()
             wait_until(lambda: bool(engines[0].process.children()), "the engine core")
             children = engines[0].process.children()
+            # Ray would have its workers, and all they start, yield to every other process.
+            assert engines[0].process.nice() == psutil.Process().nice()
         assert_gone(engines)
         assert all(is_gone(child) for child in children)
 

@@ -216,6 +216,8 @@ def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
     # Ray reads this before it starts; the usage report is a phone call home.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Workers, and so engines and load generators, would yield to everything else (nice 15).
+    os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True}
     if address is None:
         options |= {"num_gpus": logical_gpus, "include_dashboard": False}
