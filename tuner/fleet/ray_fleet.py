@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,8 @@ _ADDRESS_TIMEOUT_S = 10.0
 class _Actor:
     """The worker as a Ray actor; `cancel` runs beside `run` (max_concurrency)."""
 
-    def __init__(self, name: str, driver_env: dict[str, str | None]) -> None:
+    def __init__(self, name: str, driver_env: dict[str, str | None], niceness: int) -> None:
+        _take_priority(niceness)
         gpu_ids = tuple(str(i) for i in ray.get_gpu_ids())
         self._info = WorkerInfo(name, gpu_ids, socket.gethostname())
         # Ray ends an actor's process group with the actor; an engine in a session of its own
@@ -49,6 +51,12 @@ class _Actor:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _take_priority(niceness: int) -> None:
+    """Run, with all that is started from here, at the driver's priority where that is allowed."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 @dataclass(slots=True)
@@ -216,7 +224,8 @@ def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
     # Ray reads this before it starts; the usage report is a phone call home.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Workers, and so engines and load generators, would yield to everything else (nice 15).
+    # Workers, and so engines and load generators, would yield to everything else (nice 15). A
+    # cluster that runs already was started without this; see _take_priority.
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True}
     if address is None:
@@ -262,7 +271,8 @@ def _start_members(
         num_gpus=gpus_per_worker, num_cpus=0, max_concurrency=2, max_restarts=0
     )
     names = [f"worker-{i}" for i in range(workers)]
-    actors = {name: actor_class.remote(name, dict(driver_env)) for name in names}
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    actors = {name: actor_class.remote(name, dict(driver_env), niceness) for name in names}
     try:
         infos = ray.get([a.info.remote() for a in actors.values()], timeout=_START_TIMEOUT_S)
     except (GetTimeoutError, RayActorError) as error:
