@@ -241,7 +241,7 @@ def _engine_coverage(load: Load, repetitions: int) -> dict[str, tuple[str, ...]]
     with tempfile.TemporaryDirectory() as folder:
         workload = _workload(Path(folder), 1000)
         long = _workload(Path(folder), 4000)
-    engines = [_engine(), _engine({"max_num_seqs": 64, "max_num_batched_tokens": 2048})]
+    engines = [_engine(), _engine({"max_num_seqs": 64, "max_num_batched_tokens": 512})]
     truths = [_truth(engine, load, long) for engine in engines]
     true_ratio = truths[1].output_tokens_per_s / truths[0].output_tokens_per_s
     # Few independent replicates, drawn into many sets of five: a set shares none within itself.
