@@ -4,7 +4,7 @@
 
 The first chunk follows after FIRST_MS, further ones every GAP_MS, both in the mean: each wait is
 drawn evenly from half to one and a half of it. `GET /truth` tells arrival and sending times of
-all answers so far, `POST /reset` forgets them. It must never be the bottleneck of a meter
+all answers so far. It must never be the bottleneck of a meter
 benchmark, so its bytes are made once, and one loop sends whatever is due.
 """
 
@@ -177,8 +177,6 @@ class ChunkServer:
         return self._bytes[key]
 
     def _told(self, line: bytes) -> bytes:
-        if b"/reset" in line:
-            self._answers = []
         if b"/truth" in line:
             return _page([{"arrived_s": a.arrived_s, "sent_s": a.sent_s} for a in self._answers])
         if b"/models" in line:

@@ -102,9 +102,8 @@ def measure(tool: Tool, rate: float, *, endpoint: Endpoint, tiny_cpu_s: float) -
     with _server(gap_ms) as port:
         reading = tool.drive(Drive(port, endpoint, _STREAMS, requests, _CHUNKS))
         answers = _truth(port)
-    whole = [a for a in answers if len(a.sent_s) == _CHUNKS]
     chunks = sum(len(a.sent_s) for a in answers)
-    judged = _judged(answers, whole, reading, requests)
+    judged = _judged(answers, reading, requests)
     ttft_ms = _p95([a.ttft_ms for a in judged])
     tpot_ms = _p95([a.tpot_ms for a in judged])
     itl_ms = _p95([gap for a in judged for gap in a.gaps_ms])
@@ -125,12 +124,10 @@ def tiny_cpu_s(tool: Tool, *, endpoint: Endpoint) -> float:
         return tool.drive(Drive(port, endpoint, _STREAMS, _TINY_REQUESTS, _TINY_CHUNKS)).cpu_s
 
 
-def _judged(
-    answers: Sequence[Answer], whole: Sequence[Answer], reading: Reading, requests: int
-) -> list[Answer]:
+def _judged(answers: Sequence[Answer], reading: Reading, requests: int) -> list[Answer]:
     """The answers that the tool's figures are of."""
     if reading.judged is None:
-        return list(whole[-requests:])
+        return [a for a in answers if len(a.sent_s) == _CHUNKS][-requests:]
     return [answer for index, answer in enumerate(answers) if index in reading.judged]
 
 

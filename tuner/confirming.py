@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from objectives import (
@@ -159,44 +159,59 @@ class ConfirmationPlan:
     def _want_throughput(
         self, wanted: dict[int, set[float]], cells: _Cells, candidates: Sequence[Candidate]
     ) -> None:
-        """The first load of the first candidate that is not known to fail, and of a close second.
+        def load_of(candidate: Candidate) -> float | None:
+            loads = published_loads(candidate, self._rules)
+            return next((v for v in loads if not cells.failed(candidate.trial, v)), None)
+
+        def is_far(candidate: Candidate, best: Candidate) -> bool:
+            return candidate.throughput < (1 - _CLOSE) * best.throughput
+
+        for trial, load in self._leaders(candidates, load_of, is_far):
+            wanted.setdefault(trial, set()).add(load)
+
+    def _want_latency(self, wanted: dict[int, set[float]], cells: _Cells) -> None:
+        target = self._target
+        assert target is not None
+        # The throughput winner at the target load comes at the price of one more level.
+        for candidate in self._ranked:
+            if candidate.trial in wanted and self._may_hold_at_target(candidate):
+                wanted[candidate.trial].add(target)
+
+        def load_of(candidate: Candidate) -> float | None:
+            return None if cells.failed(candidate.trial, target) else target
+
+        def ratio(candidate: Candidate) -> float:
+            return worst_ratio_at(candidate.levels, target) or 0.0
+
+        def is_far(candidate: Candidate, best: Candidate) -> bool:
+            return ratio(candidate) > (1 + _CLOSE) * ratio(best)
+
+        for trial, load in self._leaders(self._finalists(self._for_latency), load_of, is_far):
+            wanted.setdefault(trial, set()).add(load)
+
+    def _leaders(
+        self,
+        candidates: Sequence[Candidate],
+        load_of: Callable[[Candidate], float | None],
+        is_far: Callable[[Candidate, Candidate], bool],
+    ) -> Iterator[tuple[int, float]]:
+        """The first that is not known to fail, and a close second, each with its load.
 
         A candidate whose live results have lost their rank is measured, and so is the next one.
         """
         best: Candidate | None = None
         for candidate in candidates:
-            if best is not None and candidate.throughput < (1 - _CLOSE) * best.throughput:
+            if best is not None and is_far(candidate, best):
                 return
-            loads = published_loads(candidate, self._rules)
-            load = next((v for v in loads if not cells.failed(candidate.trial, v)), None)
+            load = load_of(candidate)
             if load is None:
                 continue
-            wanted.setdefault(candidate.trial, set()).add(load)
+            yield candidate.trial, load
             if candidate.trial in self._unranked:
                 continue
             if best is not None:
                 return
             best = candidate
-
-    def _want_latency(self, wanted: dict[int, set[float]], cells: _Cells) -> None:
-        assert self._target is not None
-        # The throughput winner at the target load comes at the price of one more level.
-        for candidate in self._ranked:
-            if candidate.trial in wanted and self._may_hold_at_target(candidate):
-                wanted[candidate.trial].add(self._target)
-        lowest: float | None = None
-        for candidate in self._finalists(self._for_latency):
-            ratio = worst_ratio_at(candidate.levels, self._target) or 0.0
-            if lowest is not None and ratio > (1 + _CLOSE) * lowest:
-                return
-            if cells.failed(candidate.trial, self._target):
-                continue
-            wanted.setdefault(candidate.trial, set()).add(self._target)
-            if candidate.trial in self._unranked:
-                continue
-            if lowest is not None:
-                return
-            lowest = ratio
 
     def _may_hold_at_target(self, candidate: Candidate) -> bool:
         """Whether the search did not see it fail there; an overload would only cost time."""

@@ -99,6 +99,7 @@ class Session:
             parts.fleet, tell=self._tell, check_interrupted=parts.check_interrupted
         )
         self._unobserved: list[TrialRecord] = []
+        self._no_gain_after = -1
         self._canaries = CanaryWatch(
             _canary_rules(parts.config),
             first_number=len(parts.folder.trials(kind="canaries")),
@@ -159,13 +160,15 @@ class Session:
     def _latency_job(self) -> Job | None:
         """One of the last trials, at the target load alone, where latency-first may still gain."""
         is_end = self._trials_left() <= LATENCY_TRIALS or self._is_patience_over()
-        if not is_end or len(self._records) < _LEAST_TRIALS:
+        if not is_end or not _LEAST_TRIALS <= len(self._records) != self._no_gain_after:
             return None
         number = self._free_number(self._records, "trials")
         asked = latency_trial(
             self._parts.config, self._records, number=number, running=self._jobs.proposals
         )
         if asked is None:
+            # An idle worker asks twice a second; only another record can change the answer.
+            self._no_gain_after = len(self._records)
             return None
         proposal, walk = asked
         # Known to the search, so that it does not ask for the same, and not told: a capacity of

@@ -358,6 +358,7 @@ def test_a_slow_worker_is_set_aside_in_the_open(tmp_path: Path) -> None:
     later = [
         e.record for e in run.events[aside:] if e.kind in ("trial_finished", "canary_finished")
     ]
+    assert later
     started = {r.number for r in later if r.worker == "worker-1"}
     assert started == set()
     assert all(c["worker"] != "worker-1" for c in document["confirmations"])

@@ -98,7 +98,8 @@ def _left_out_error(places: Array, values: Array, smoothing: float) -> float:
 
 
 def _candidates(space: Space, seed: int) -> list[Settings]:
-    if space.size is not None and space.size <= _CANDIDATES:
+    size = space.size  # it is counted anew each time
+    if size is not None and size <= _CANDIDATES:
         return list(space.settings())
     rng = random.Random(seed)
     drawn = (space.sample(rng) for _ in range(_CANDIDATES))
