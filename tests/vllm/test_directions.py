@@ -81,12 +81,15 @@ def test_more_sequences_lower_ttft_and_raise_tpot(measured: tuple[str, Measured]
 
 
 def test_a_larger_token_budget_lowers_ttft_and_raises_itl(measured: tuple[str, Measured]) -> None:
-    """With 25 % long prompts, 2048 tokens a step against 128: TTFT falls, ITL p99 rises."""
+    """With 25 % long prompts, 2048 tokens a step against 128: TTFT falls, large ITLs rise.
+
+    At p95: a single stall of the machine is a long gap for all 16 at once, more than 1 % of them.
+    """
     kind, found = measured
     assert _median(found.many, "ttft") < _median(found.few_tokens, "ttft"), kind
-    assert found.many.p99_itl_ms is not None
-    assert found.few_tokens.p99_itl_ms is not None
-    assert found.many.p99_itl_ms > found.few_tokens.p99_itl_ms, kind
+    assert found.many.p95_itl_ms is not None
+    assert found.few_tokens.p95_itl_ms is not None
+    assert found.many.p95_itl_ms > found.few_tokens.p95_itl_ms, kind
 
 
 def _median(metrics: Metrics, name: str) -> float:

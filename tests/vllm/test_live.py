@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -105,23 +108,36 @@ def test_limits_change_under_load(engine: ProcessEngine, meter: ProcessMeter) ->
     """Lowered in mid-load they bind once the running have finished; raised they fill up again."""
     drain(engine, SystemClock())
     engine.retune(limits(12, 1024), telemetry_steps=0)
-    probes: list[Probe] = []
-    load = threading.Thread(target=lambda: probes.append(drive(engine, meter)))
-    load.start()
-    try:
+    with _lasting_load(engine, meter):
         wait_until(lambda: _running(engine) >= 10, "twelve running")
         _ask(engine, limits(4, 256))
         wait_until(lambda: _running(engine) <= 4, "four running")
         _ask(engine, limits(4, 256))
+        wait_until(lambda: _running(engine) == 4, "four running still")
         time.sleep(2)
         lowered = read_steps(_ask(engine, limits(12, 1024)))
         wait_until(lambda: _running(engine) >= 10, "twelve running again")
-    finally:
-        load.join()
     assert lowered
     assert max(s.running for s in lowered) <= 4
     assert max(s.tokens for s in lowered) <= 256
-    assert probes[0].records
+
+
+@contextlib.contextmanager
+def _lasting_load(engine: ProcessEngine, meter: ProcessMeter) -> Iterator[None]:
+    """The light load, again and again until the block ends, however slow the machine is."""
+    enough = threading.Event()
+
+    def repeat() -> None:
+        while not enough.is_set():
+            assert drive(engine, meter).records
+
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            enough.set()
+            load.result()
 
 
 def _running(engine: ProcessEngine) -> float:
