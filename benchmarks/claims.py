@@ -1,6 +1,7 @@
 """Whether the claims hold: a simulation study with known truth, in virtual time.
 
     .venv/bin/python benchmarks/claims.py [certificate] [coverage] [alarms] [runs] [--quick]
+        [--runs N] [--mode concurrency|rate]
 
 `certificate`: how often a load is certified at, above and below the true capacity of a queue, by
 ours and by naive rules. `coverage`: how often reported intervals contain the truth, on the
@@ -19,7 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,6 +64,7 @@ _WARM = 6000
 # True gains are known to about a percent, from a few long probes.
 _SAME = 0.01
 _MODES: tuple[LoadMode, ...] = ("concurrency", "rate")
+_PARTS = ("certificate", "coverage", "alarms", "runs")
 
 
 # --- the queue ---------------------------------------------------------------------------------
@@ -217,6 +222,12 @@ def _engine_capacity(mode: LoadMode) -> float:
         return true_capacity(_engine(), mode, _workload(Path(folder), 2000))
 
 
+@cache
+def _setting_capacity(mode: LoadMode, settings: tuple[tuple[str, Value], ...]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return true_capacity(_engine(dict(settings)), mode, _workload(Path(folder), 2000))
+
+
 def true_capacity(engine: VirtualEngine, mode: LoadMode, workload: Any) -> float:
     """Bisection with long probes; within 1 %."""
 
@@ -336,8 +347,13 @@ class RunOutcome:
     verdict: str
 
 
-def run_outcome(seed: int, folder: Path, mode: LoadMode, truth: dict[str, float]) -> RunOutcome:
+def run_outcome(seed: int, mode: LoadMode) -> RunOutcome:
     """One run of 12 trials, judged by long measurements of what it recommends."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_outcome(seed, Path(folder), mode)
+
+
+def _run_outcome(seed: int, folder: Path, mode: LoadMode) -> RunOutcome:
     workload = {"classes": SMALL_RUN["workload"]["classes"], "min_requests": 160}
     args = {"profile": "demo", "max_model_len": 4096, "time_noise": 0.03}
     config = make_config(
@@ -350,12 +366,10 @@ def run_outcome(seed: int, folder: Path, mode: LoadMode, truth: dict[str, float]
     found = document["recommendations"]["throughput_first"]
     certified = gain = is_exaggerated = None
     if found is not None:
-        key = str(sorted(found["settings"].items()))
         long = _workload(folder, 2000)
-        if key not in truth:
-            truth[key] = true_capacity(_engine(found["settings"]), mode, long)
         value = found["load"]["value"]
-        certified = value / max(truth[key], 1e-9)
+        truth = _setting_capacity(mode, tuple(sorted(found["settings"].items())))
+        certified = value / max(truth, 1e-9)
         theirs = document["baseline"]
         mine = _truth(_engine(found["settings"]), Load(mode, value), long, seeds=4)
         base_load = Load(mode, theirs["load"]["value"])
@@ -402,14 +416,11 @@ def _bisection_s(records: Sequence[TrialRecord], mode: LoadMode) -> float:
     return total_s
 
 
-def runs_table(*, quick: bool) -> None:
+def runs_table(*, runs: int, modes: Sequence[LoadMode]) -> None:
     """Whole runs on the simulated engine: claims against the truth, time against bisection."""
-    for mode in _MODES:
-        truth: dict[str, float] = {}
-        outcomes = []
-        for seed in range(4 if quick else 40):
-            with tempfile.TemporaryDirectory() as folder:
-                outcomes.append(run_outcome(seed, Path(folder), mode, truth))
+    for mode in modes:
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            outcomes = list(pool.map(run_outcome, range(runs), repeat(mode)))
         claimed = [o for o in outcomes if o.certified is not None]
         gains = [o.gain for o in claimed if o.gain is not None]
         ratios = [o.is_exaggerated for o in claimed if o.is_exaggerated is not None]
@@ -433,21 +444,28 @@ def _spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     """Run the parts asked for."""
-    parts: dict[str, Callable[..., None]] = {
-        "certificate": certificate_table,
-        "coverage": coverage_table,
-        "alarms": alarms_table,
-        "runs": runs_table,
-    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(parts))
+    parser.add_argument("parts", nargs="*", help=", ".join(_PARTS))
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--runs", type=int, help="whole runs a mode (40, quick 4)")
+    parser.add_argument("--mode", choices=_MODES, help="of the whole runs (both)")
     asked = parser.parse_args()
-    print(f"cores {os.cpu_count()}, one used", flush=True)
-    for name in asked.parts:
+    unknown = set(asked.parts) - set(_PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(_PARTS)}")
+    runs = asked.runs or (4 if asked.quick else 40)
+    modes = (asked.mode,) if asked.mode else _MODES
+    parts: dict[str, Callable[[], None]] = {
+        "certificate": lambda: certificate_table(quick=asked.quick),
+        "coverage": lambda: coverage_table(quick=asked.quick),
+        "alarms": lambda: alarms_table(quick=asked.quick),
+        "runs": lambda: runs_table(runs=runs, modes=modes),
+    }
+    print(f"{os.cpu_count()} cores", flush=True)
+    for name in asked.parts or _PARTS:
         started_s = time.monotonic()
         print(f"\n== {name}", flush=True)
-        parts[name](quick=asked.quick)
+        parts[name]()
         print(f"({time.monotonic() - started_s:.0f} s)", flush=True)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
-
-import numpy as np
 
 from objectives.records import EngineCounters, Probe, RequestFailure, RequestRecord
 from objectives.slo import Metric, Slo, Target
@@ -74,14 +73,17 @@ def request_value(record: RequestRecord, metric: Metric, *, stat: str | None) ->
 
     For ITL, whose gaps are many a request, it is the request's own statistic.
     """
-    if metric is Metric.ITL:
-        return apply_stat(record.itl_ms, stat or "p95")
-    values: dict[Metric, Callable[[RequestRecord], float | None]] = {
-        Metric.TTFT: lambda r: r.ttft_ms,
-        Metric.TPOT: lambda r: r.tpot_ms,
-        Metric.E2E: lambda r: r.e2e_ms,
-    }
-    return values[metric](record)
+    match metric:
+        case Metric.TTFT:
+            return record.ttft_ms
+        case Metric.TPOT:
+            return record.tpot_ms
+        case Metric.E2E:
+            return record.e2e_ms
+        case Metric.ITL:
+            return apply_stat(record.itl_ms, stat or "p95")
+        case _:
+            raise ValueError(f"{metric.value} is not a latency of a request")
 
 
 def least_value(record: RequestRecord, metric: Metric) -> float | None:
@@ -226,9 +228,7 @@ def _tokens_in_window(record: RequestRecord, probe: Probe) -> float:
     times = record.chunk_times_s
     if not times or record.output_tokens is None:
         return 0.0
-    inside = int(np.searchsorted(times, probe.window_end_s, side="right")) - int(
-        np.searchsorted(times, probe.window_start_s, side="left")
-    )
+    inside = bisect_right(times, probe.window_end_s) - bisect_left(times, probe.window_start_s)
     # The server's count is spread evenly over the chunks; one token a chunk is exact.
     return inside * record.output_tokens / len(times)
 

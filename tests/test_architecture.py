@@ -36,6 +36,7 @@ LAYERS = (
     ("tuner.trial",),
     ("tuner.keeper",),
     ("tuner.probe", "tuner.level_warnings"),
+    ("tuner.prediction",),
     ("tuner.loads",),
     ("tuner.walks",),
     ("tuner.canary",),

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from objectives import (
-    Load,
-    Probe,
-    RequestFailure,
-    RequestRecord,
-    RequestRole,
-    Slo,
-    requests_needed,
-)
+from objectives import Load, Probe, RequestFailure, RequestRecord, RequestRole, Slo, requests_needed
 from tuner.load.early_stop import EarlyStop, Progress
+from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
-from tuner.simulator.virtual import (
-    RequestTimes,
-    VirtualEngine,
-    VirtualRequest,
-    simulate_arrivals,
-    simulate_concurrency,
-)
+from tuner.simulator.virtual import VirtualEngine
 from tuner.steadiness import steady_part
-from tuner.workloads import PlannedRequest, RequestPlan, Workload, fallback_ratios
+from tuner.workloads import Workload
 
 _WATCH_S = 0.25
 
@@ -33,82 +20,23 @@ def virtual_probe(
     engine: VirtualEngine, point: ProbePoint, *, workload: Workload, slo: Slo, noise_seed: int = 0
 ) -> Probe:
     """Drive one load; the same plan, roles and rules as the meter and the probe have."""
-    load = point.load
-    warm_up, count = _sizes(workload, point, slo)
-    plan = RequestPlan(workload, seed=point.seed, ratios=fallback_ratios())
-    filler = round(load.value) if load.mode == "concurrency" else 0
-    planned = [plan.request(i) for i in range(warm_up + count + filler)]
-    times = _simulate(engine, plan, planned, load, noise_seed=noise_seed)
-    records = [_record(planned[t.index], t, warm_up=warm_up, count=count) for t in times]
-    reason, stop_s = "", float("inf")
-    if point.may_stop_early:
-        reason, stop_s = _early_stop(records, slo, load)
-    if reason:
-        records = _stopped(records, slo, load, stop_s)
-    measured = [r for r in records if r.role is RequestRole.MEASURED]
-    last_s = max(r.end_s for r in measured)
-    probe = Probe(
-        load=load,
-        seed=point.seed,
-        records=tuple(records),
-        window_start_s=min(r.scheduled_s for r in measured),
-        window_end_s=stop_s if reason else max(r.scheduled_s for r in measured),
-        end_s=stop_s if reason else last_s,
-        stopped_early=reason,
-    )
-    return steady_part(probe, may_cut=point.may_stop_early)
-
-
-def _sizes(workload: Workload, point: ProbePoint, slo: Slo) -> tuple[int, int]:
-    load = point.load
     needed = requests_needed(slo, class_shares=workload.class_shares)
-    count = workload.measured_requests(load, needed=max(needed, point.requests or 0))
-    if load.mode == "concurrency":
-        return 2 * round(load.value), count
-    return max(10, count // 5), count
-
-
-def _simulate(
-    engine: VirtualEngine,
-    plan: RequestPlan,
-    planned: Sequence[PlannedRequest],
-    load: Load,
-    *,
-    noise_seed: int,
-) -> Sequence[RequestTimes]:
-    requests = [VirtualRequest(p.prompt_tokens, p.output_tokens) for p in planned]
-    if load.mode == "concurrency":
-        slots = round(load.value)
-        return simulate_concurrency(
-            requests, concurrency=slots, engine=engine, seed=noise_seed
-        ).requests
-    arrivals = plan.arrivals_s(load.value)
-    arrivals_s = [next(arrivals) for _ in requests]
-    return simulate_arrivals(
-        requests, arrivals_s=arrivals_s, engine=engine, seed=noise_seed
-    ).requests
-
-
-def _record(
-    request: PlannedRequest, times: RequestTimes, *, warm_up: int, count: int
-) -> RequestRecord:
-    role = RequestRole.WARM_UP if request.index < warm_up else RequestRole.MEASURED
-    if request.index >= warm_up + count:
-        role = RequestRole.FILLER
-    return RequestRecord(
-        index=request.index,
-        traffic_class=request.traffic_class,
-        role=role,
-        scheduled_s=times.scheduled_s,
-        sent_s=times.scheduled_s,
-        first_token_s=times.token_s[0],
-        last_token_s=times.token_s[-1],
-        end_s=times.token_s[-1],
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        planned_output_tokens=request.output_tokens,
-        chunk_times_s=times.token_s,
-    )
+    requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
+    probe = whole_probe(engine, point, workload=workload, requests=requests, noise_seed=noise_seed)
+    if point.may_stop_early:
+        reason, stop_s = _early_stop(probe.records, slo, point.load)
+        if reason:
+            records = _stopped(probe.records, slo, point.load, stop_s)
+            measured = [r for r in records if r.role is RequestRole.MEASURED]
+            probe = replace(
+                probe,
+                records=tuple(records),
+                window_start_s=min(r.scheduled_s for r in measured),
+                window_end_s=stop_s,
+                end_s=stop_s,
+                stopped_early=reason,
+            )
+    return steady_part(probe, may_cut=point.may_stop_early)
 
 
 def _early_stop(records: Sequence[RequestRecord], slo: Slo, load: Load) -> tuple[str, float]:

@@ -1,10 +1,14 @@
 """The engine in virtual time: golden figures, and the directions real vLLM shows."""
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tuner.simulator.cost_model import StepTimeModel
 from tuner.simulator.flags import parse_arguments
@@ -225,3 +229,67 @@ def test_misuse_is_refused() -> None:
         simulate_arrivals(mixed(2, seed=1), arrivals_s=[1.0], engine=engine())
     with pytest.raises(ValueError, match="ascend"):
         simulate_arrivals(mixed(2, seed=1), arrivals_s=[2.0, 1.0], engine=engine())
+
+
+@st.composite
+def simulations(draw: st.DrawFn) -> dict[str, Any]:
+    """Any engine, requests and load, light or starved of sequences, tokens or blocks."""
+    tokens = draw(st.sampled_from([8, 33, 64, 200, 512]))
+    prompts = st.integers(1, draw(st.sampled_from([20, 90, 300])))
+    requests = draw(
+        st.lists(st.builds(VirtualRequest, prompts, st.integers(1, 40)), min_size=1, max_size=30)
+    )
+    is_chunked = draw(st.booleans())
+    longest = max(r.prompt + r.output_tokens for r in requests if isinstance(r.prompt, int))
+    limits = SchedulerLimits(
+        tokens if is_chunked else max(tokens, longest),
+        draw(st.integers(1, 12)),
+        enable_chunked_prefill=is_chunked,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 5, 40])),
+        long_prefill_token_threshold_adaptive=draw(st.booleans()),
+        reserve_full_isl=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.1])),
+    )
+    block = draw(st.sampled_from([1, 4, 16]))
+    blocks = -(-longest // block) * draw(st.integers(1, 20))
+    return {
+        "requests": requests,
+        "engine": VirtualEngine(
+            limits,
+            HAND,
+            n_kv_blocks=blocks,
+            block_size=block,
+            request_overhead_s=draw(st.sampled_from([0.0, 0.02])),
+            noise_share=draw(st.sampled_from([0.0, 0.1])),
+        ),
+        "load": draw(st.one_of(st.integers(1, 12), st.floats(0.5, 200.0))),
+        "seed": draw(st.integers(0, 5)),
+    }
+
+
+def _simulate(requests: list[VirtualRequest], case: dict[str, Any]) -> VirtualRun:
+    load, engine, seed = case["load"], case["engine"], case["seed"]
+    if isinstance(load, int):
+        return simulate_concurrency(requests, concurrency=load, engine=engine, seed=seed)
+    rng = random.Random(seed)
+    arrivals_s = list(itertools.accumulate(rng.expovariate(load) for _ in requests))
+    return simulate_arrivals(requests, arrivals_s=arrivals_s, engine=engine, seed=seed)
+
+
+@settings(max_examples=400, deadline=None)
+@given(simulations())
+def test_summed_up_is_exactly_step_by_step(case: dict[str, Any]) -> None:
+    """Given prompts by token ids that share nothing, every step is played; all times are equal."""
+    fast = _simulate(case["requests"], case)
+    ids = itertools.count()
+    by_ids = [
+        VirtualRequest([next(ids) for _ in range(r.prompt)], r.output_tokens)
+        for r in case["requests"]
+    ]
+    whole = replace(case["engine"], prefix_caching=False)
+    exact = _simulate(by_ids, {**case, "engine": whole})
+    for name in VirtualRun.__slots__:
+        if name.startswith("mean_") or name == "makespan_s":
+            assert getattr(fast, name) == pytest.approx(getattr(exact, name), abs=1e-12), name
+        else:
+            assert getattr(fast, name) == getattr(exact, name), name

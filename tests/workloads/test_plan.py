@@ -56,6 +56,18 @@ def test_one_seed_gives_one_plan() -> None:
     assert list(itertools.islice(a, 50)) == list(itertools.islice(b, 50))
 
 
+def test_a_size_is_the_request_without_its_text() -> None:
+    """What a simulation is given is what the engine gets."""
+    requests = plan()
+    for index in range(120):
+        size, request = requests.size(index), requests.request(index)
+        assert (size.index, size.traffic_class) == (request.index, request.traffic_class)
+        assert (size.prompt_tokens, size.output_tokens) == (
+            request.prompt_tokens,
+            request.output_tokens,
+        )
+
+
 def test_no_two_prompts_share_their_start() -> None:
     """Within a plan and between seeds the first 16 characters differ: no block is shared."""
     starts = [plan(seed=seed).request(i).prompt[:16] for seed in range(3) for i in range(200)]

@@ -24,8 +24,6 @@ from tuner.workloads import PlannedRequest
 # A probe is given up once so many requests, and more than half of them, have failed.
 _GIVE_UP_FAILURES = 20
 _WATCH_S = 0.25
-_WARM_UPS_EACH = 2
-_SHORTEST_WARM_UP = 10
 
 
 class Sender(Protocol):
@@ -52,10 +50,9 @@ class ProbeDriver:
         self._sender = sender
         self._now_s = now_s
         self._plan = spec.plan
-        self._warm_up = _warm_up_requests(spec)
-        self._total = self._warm_up + spec.requests
+        self._shape = spec.shape
         # Texts are made before the clock starts; only filler is made on the way.
-        self._prepared = [self._prepare(index) for index in range(self._total)]
+        self._prepared = [self._prepare(index) for index in range(self._shape.total)]
         self._measured_left = spec.requests
         self._failures = 0
         self._finished = 0
@@ -121,7 +118,7 @@ class ProbeDriver:
         if len(self._tasks) <= 1:
             # The engine was idle: silence before this request says nothing about it.
             self._last_progress_s = self._now_s()
-        role = self._role(request.index)
+        role = self._shape.role(request.index)
         if role is RequestRole.MEASURED:
             self._progress[request.index] = Progress(
                 request.traffic_class, request.output_tokens, scheduled_s
@@ -184,41 +181,8 @@ class ProbeDriver:
         task.add_done_callback(self._tasks.discard)
 
     def _request(self, index: int) -> PlannedRequest:
-        return self._prepared[index] if index < self._total else self._prepare(index)
+        return self._prepared[index] if index < self._shape.total else self._prepare(index)
 
     def _prepare(self, index: int) -> PlannedRequest:
         request = self._plan.request(index)
-        if index >= self._warm_up or self._spec.load.mode == "rate":
-            return request
-        slots = round(self._spec.load.value)
-        share = min(1.0, (index + 1) / slots)
-        return dataclasses.replace(
-            request, output_tokens=max(1, round(request.output_tokens * share))
-        )
-
-    def _role(self, index: int) -> RequestRole:
-        if index < self._warm_up:
-            return RequestRole.WARM_UP
-        return RequestRole.MEASURED if index < self._total else RequestRole.FILLER
-
-
-def measured_window(spec: ProbeSpec, records: list[RequestRecord]) -> tuple[float, float, float]:
-    """Start and end of the measured window, and when the last measured request was done.
-
-    The window runs from the first measured arrival to the last. With fewer than two measured
-    requests a slot these say nothing about a rate, and the window runs to the very end.
-    """
-    measured = [r for r in records if r.role is RequestRole.MEASURED]
-    if not measured:
-        return 0.0, 0.0, 0.0
-    start_s = min(r.scheduled_s for r in measured)
-    last_s = max(r.scheduled_s for r in measured)
-    end_s = max(r.end_s for r in measured)
-    slots = spec.load.value if spec.load.mode == "concurrency" else 1
-    return start_s, last_s if len(measured) >= 2 * slots and last_s > start_s else end_s, end_s
-
-
-def _warm_up_requests(spec: ProbeSpec) -> int:
-    if spec.load.mode == "concurrency":
-        return _WARM_UPS_EACH * round(spec.load.value)
-    return max(_SHORTEST_WARM_UP, spec.requests // 5)
+        return dataclasses.replace(request, output_tokens=self._shape.output_tokens(request))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from objectives import MeterHealth, RequestRole
 from tuner.load.client import StreamingClient, make_openai_client
-from tuner.load.driver import ProbeDriver, measured_window
+from tuner.load.driver import ProbeDriver
 from tuner.load.health import LagMonitor
 from tuner.load.spec import MeterReport, ProbeSpec
 
@@ -81,7 +81,7 @@ def _report(
     if driver.stopped and not any(r.role is RequestRole.MEASURED for r in records):
         # Given up while warming up: what failed there is all there is to judge by.
         records = [dataclasses.replace(r, role=RequestRole.MEASURED) for r in records]
-    window_start_s, window_end_s, end_s = measured_window(spec, records)
+    window_start_s, window_end_s, end_s = spec.shape.window(records)
     if driver.stopped_early:
         window_end_s = end_s = max(end_s, *(r.end_s for r in records))
     health = MeterHealth(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from objectives import Load, MeterHealth, RequestRecord, Slo
 from tuner.records import MeterLimits
-from tuner.workloads import RequestPlan, TokenRatios, Workload
+from tuner.workloads import ProbeShape, RequestPlan, TokenRatios, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class ProbeSpec:
         """
         salt = f"{self.load.value:g}/{self.attempt}"
         return RequestPlan(self.workload, seed=self.seed, ratios=self.ratios, salt=salt)
+
+    @property
+    def shape(self) -> ProbeShape:
+        """Which of them warm up, are measured, and fill."""
+        return ProbeShape(self.load, self.requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,19 +72,26 @@ class StepTimeModel:
 
     def step_s(self, batch: Batch) -> float:
         """Return the time of an iteration with this batch, in seconds."""
+        return self.seconds(
+            batch.prefill_tokens, batch.decode_seqs, batch.kv_tokens, batch.attn_tokens
+        )
+
+    def seconds(
+        self, prefill_tokens: int, decode_seqs: int, kv_tokens: int, attn_tokens: float
+    ) -> float:
+        """Return the time of an iteration with this work, in seconds; see `Batch`."""
         c0_s, c2_s, c3_s = self.c0_s, self.c2_s_per_seq, self.c3_s_per_kv_token
         large = self.large
-        if large is not None and batch.decode_seqs > large.above_decode_seqs:
+        if large is not None and decode_seqs > large.above_decode_seqs:
             c0_s, c2_s, c3_s = large.c0_s, large.c2_s_per_seq, large.c3_s_per_kv_token
-        prefill_tokens = batch.prefill_tokens
-        if batch.decode_seqs and self.hidden_prefill_tokens:
+        if decode_seqs and self.hidden_prefill_tokens:
             prefill_tokens = max(prefill_tokens - self.hidden_prefill_tokens, 0)
         return (
             c0_s
             + self.c1_s_per_prefill_token * prefill_tokens
-            + c2_s * batch.decode_seqs
-            + c3_s * batch.kv_tokens
-            + self.c4_s_per_attn_token * batch.attn_tokens
+            + c2_s * decode_seqs
+            + c3_s * kv_tokens
+            + self.c4_s_per_attn_token * attn_tokens
         )
 
 

@@ -58,6 +58,15 @@ class SchedulerLimits:
             return self.max_num_seqs
         return min(self.max_num_active_seqs, self.max_num_seqs)
 
+    def chunk_limit(self, n_tokens: int, n_requests: int) -> int:
+        """Tokens of a prompt with `n_tokens` left that a step may take, with so many in flight."""
+        threshold = self.long_prefill_token_threshold
+        if threshold <= 0 or n_requests <= 1:
+            return n_tokens
+        if self.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, self.max_num_batched_tokens // n_requests)
+        return min(n_tokens, threshold)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -380,13 +389,7 @@ class Scheduler:
         state.published = max(state.published, full)
 
     def _chunk_limit(self, n_tokens: int) -> int:
-        threshold = self.limits.long_prefill_token_threshold
-        n_requests = len(self._states)
-        if threshold <= 0 or n_requests <= 1:
-            return n_tokens
-        if self.limits.long_prefill_token_threshold_adaptive:
-            threshold = max(threshold, self.limits.max_num_batched_tokens // n_requests)
-        return min(n_tokens, threshold)
+        return self.limits.chunk_limit(n_tokens, len(self._states))
 
 
 def _summarise(work: list[tuple[_State, int]]) -> Batch:

@@ -1,12 +1,13 @@
 """The simulated engine in virtual time: what a load would see, in milliseconds of computing."""
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, repeat
-from typing import Protocol
+from itertools import pairwise
 
+from tuner.simulator.arrivals import Arrivals
 from tuner.simulator.cost_model import StepTimeModel, noise_factors
+from tuner.simulator.fast_loop import FastLoop, Unfair
 from tuner.simulator.kv_cache import KvCache, hash_blocks
 from tuner.simulator.scheduler import Request, Scheduler, SchedulerLimits
 
@@ -120,8 +121,8 @@ def simulate_concurrency(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, got {concurrency}")
-    due = repeat(0.0, min(concurrency, len(requests)))
-    return _Loop(requests, engine=engine, seed=seed, due=due, refill=True).run()
+    first_s = [0.0] * min(concurrency, len(requests))
+    return _simulate(requests, engine=engine, seed=seed, first_s=first_s, refills=True)
 
 
 def simulate_arrivals(
@@ -140,15 +141,89 @@ def simulate_arrivals(
         raise ValueError(f"{len(requests)} requests need as many arrivals, got {len(arrivals_s)}")
     if any(later < earlier for earlier, later in pairwise(arrivals_s)):
         raise ValueError("arrival times must ascend")
-    return _Loop(requests, engine=engine, seed=seed, due=iter(arrivals_s), refill=False).run()
+    return _simulate(requests, engine=engine, seed=seed, first_s=arrivals_s, refills=False)
 
 
-class _Iterator(Protocol):
-    def __iter__(self) -> Iterator[float]: ...
+def _simulate(
+    requests: Sequence[VirtualRequest],
+    *,
+    engine: VirtualEngine,
+    seed: int,
+    first_s: Sequence[float],
+    refills: bool,
+) -> VirtualRun:
+    """By sums where that is exact, else step by step."""
+    if not requests:
+        raise ValueError("there is nothing to simulate: no requests")
+
+    def arrivals() -> Arrivals:
+        return Arrivals(
+            len(requests), first_s=first_s, refills=refills, overhead_s=engine.request_overhead_s
+        )
+
+    prompts = _unshared_prompts(requests, engine)
+    if prompts is not None:
+        with suppress(Unfair):
+            return _fast_run(prompts, requests, engine=engine, seed=seed, arrivals=arrivals())
+    return _Loop(requests, engine=engine, seed=seed, arrivals=arrivals()).run()
+
+
+def _unshared_prompts(
+    requests: Sequence[VirtualRequest], engine: VirtualEngine
+) -> list[int] | None:
+    """The lengths of prompts, where no two can share blocks and each request fits; else None."""
+    prompts = [r.prompt for r in requests if isinstance(r.prompt, int)]
+    if (
+        len(prompts) < len(requests)
+        or min(prompts) < 1
+        or any(r.output_tokens < 1 for r in requests)
+    ):
+        return None
+    longest = max(p + r.output_tokens - 1 for p, r in zip(prompts, requests, strict=True))
+    limits = engine.limits
+    if not limits.enable_chunked_prefill and longest > limits.token_budget:
+        return None
+    return prompts if longest <= engine.n_kv_blocks * engine.block_size else None
+
+
+def _fast_run(
+    prompts: Sequence[int],
+    requests: Sequence[VirtualRequest],
+    *,
+    engine: VirtualEngine,
+    seed: int,
+    arrivals: Arrivals,
+) -> VirtualRun:
+    loop = FastLoop(
+        prompts,
+        [r.output_tokens for r in requests],
+        arrivals=arrivals,
+        limits=engine.limits,
+        step_model=engine.step_model,
+        n_kv_blocks=engine.n_kv_blocks,
+        block_size=engine.block_size,
+        noise=noise_factors(engine.noise_share, seed=seed) if engine.noise_share else None,
+    )
+    totals = loop.run()
+    times = zip(arrivals.scheduled_s, loop.admitted_s, strict=True)
+    return VirtualRun(
+        requests=tuple(
+            RequestTimes(index, scheduled_s, admitted_s, loop.token_s(index))
+            for index, (scheduled_s, admitted_s) in enumerate(times)
+        ),
+        makespan_s=totals.end_s - arrivals.scheduled_s[0],
+        n_steps=totals.n_steps,
+        n_preemptions=0,
+        mean_running=totals.running / totals.busy_s,
+        mean_waiting=totals.waiting / totals.busy_s,
+        mean_kv_usage=totals.kv_usage / totals.busy_s,
+        max_kv_usage=totals.max_kv_usage,
+        prefix_hit_tokens=0,
+    )
 
 
 class _Loop:
-    """One simulation: pending arrivals, the scheduler, and the times seen so far."""
+    """One simulation: arrivals, the scheduler, and the times seen so far."""
 
     def __init__(
         self,
@@ -156,11 +231,8 @@ class _Loop:
         *,
         engine: VirtualEngine,
         seed: int,
-        due: _Iterator,
-        refill: bool,
+        arrivals: Arrivals,
     ) -> None:
-        if not requests:
-            raise ValueError("there is nothing to simulate: no requests")
         self._requests = requests
         self._engine = engine
         kv = KvCache(
@@ -170,23 +242,19 @@ class _Loop:
         )
         self._scheduler = Scheduler(engine.limits, kv)
         self._noise = noise_factors(engine.noise_share, seed=seed)
-        self._refill = refill
-        self._next = 0
-        self._pending: list[tuple[float, int]] = []
-        self._scheduled_s = [0.0] * len(requests)
+        self._arrivals = arrivals
         self._admitted_s: list[float | None] = [None] * len(requests)
         self._tokens: list[list[float]] = [[] for _ in requests]
-        for moment_s in due:
-            self._hand_over(moment_s)
 
     def run(self) -> VirtualRun:
-        scheduler, step_model = self._scheduler, self._engine.step_model
+        scheduler, step_model, arrivals = self._scheduler, self._engine.step_model, self._arrivals
         now_s = busy_s = running = waiting = kv_usage = max_kv_usage = 0.0
         n_steps = 0
-        while self._pending or scheduler.has_work:
+        while arrivals.pending or scheduler.has_work:
             if not scheduler.has_work:
-                now_s = max(now_s, self._pending[0][0])
-            self._enqueue(now_s)
+                now_s = max(now_s, arrivals.pending[0][0])
+            for index in arrivals.due(now_s):
+                scheduler.add(self._request(index))
             plan = scheduler.schedule()
             for request_id, _ in plan.admitted:
                 index = int(request_id)
@@ -205,7 +273,7 @@ class _Loop:
         stats = scheduler.stats()
         return VirtualRun(
             requests=self._times(),
-            makespan_s=now_s - self._scheduled_s[0],
+            makespan_s=now_s - arrivals.scheduled_s[0],
             n_steps=n_steps,
             n_preemptions=stats.n_preemptions,
             mean_running=running / busy_s,
@@ -214,19 +282,6 @@ class _Loop:
             max_kv_usage=max_kv_usage,
             prefix_hit_tokens=stats.prefix_hit_tokens,
         )
-
-    def _hand_over(self, moment_s: float) -> None:
-        """The next request is due: it reaches the queue after the overhead of a request."""
-        index = self._next
-        self._next += 1
-        self._scheduled_s[index] = moment_s
-        heapq.heappush(self._pending, (moment_s + self._engine.request_overhead_s, index))
-
-    def _enqueue(self, now_s: float) -> None:
-        pending = self._pending
-        while pending and pending[0][0] <= now_s:
-            index = heapq.heappop(pending)[1]
-            self._scheduler.add(self._request(index))
 
     def _request(self, index: int) -> Request:
         spec = self._requests[index]
@@ -240,13 +295,14 @@ class _Loop:
         tokens = self._tokens
         for request_id, _, finished in events:
             tokens[int(request_id)].append(now_s)
-            if finished and self._refill and self._next < len(self._requests):
-                self._hand_over(now_s)
+            if finished:
+                self._arrivals.free_slot(now_s)
 
     def _times(self) -> tuple[RequestTimes, ...]:
         times: list[RequestTimes] = []
         for index, token_s in enumerate(self._tokens):
             admitted_s = self._admitted_s[index]
             assert admitted_s is not None, f"request {index} was never admitted"
-            times.append(RequestTimes(index, self._scheduled_s[index], admitted_s, tuple(token_s)))
+            scheduled_s = self._arrivals.scheduled_s[index]
+            times.append(RequestTimes(index, scheduled_s, admitted_s, tuple(token_s)))
         return tuple(times)

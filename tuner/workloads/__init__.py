@@ -7,13 +7,16 @@ from tuner.workloads.parse import (
     workload_names,
     workload_text,
 )
-from tuner.workloads.plan import PlannedRequest, RequestPlan
+from tuner.workloads.plan import PlannedRequest, PlannedSize, RequestPlan
+from tuner.workloads.probe_shape import ProbeShape
 from tuner.workloads.text import TokenRatios, fallback_ratios, measure_ratios
 from tuner.workloads.workload import Endpoint, TrafficClass, Workload
 
 __all__ = [
     "Endpoint",
     "PlannedRequest",
+    "PlannedSize",
+    "ProbeShape",
     "RequestPlan",
     "TokenRatios",
     "TrafficClass",

@@ -15,22 +15,31 @@ _BLOCKS = (20, 100, 1000, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRequest:
-    """One request of the plan.
+class PlannedSize:
+    """What of a planned request decides how much work it is.
 
     Attributes:
         index: position in the plan.
         traffic_class: name of its class.
-        prompt: the text sent.
         prompt_tokens: the length aimed at.
         output_tokens: the length asked for.
     """
 
     index: int
     traffic_class: str
-    prompt: str
     prompt_tokens: int
     output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest(PlannedSize):
+    """One request of the plan.
+
+    Attributes:
+        prompt: the text sent.
+    """
+
+    prompt: str
 
 
 class RequestPlan:
@@ -54,13 +63,15 @@ class RequestPlan:
 
     def request(self, index: int) -> PlannedRequest:
         """The request at a position."""
-        traffic_class = self._class_of(index)
-        rng = self._rng("request", index)
-        language: Language = "zh" if rng.random() < self._workload.chinese_share else "en"
-        prompt_tokens = rng.randint(*traffic_class.prompt_tokens)
-        output_tokens = rng.randint(*traffic_class.output_tokens)
-        prompt = self._prompt(traffic_class, language, prompt_tokens, index, rng)
-        return PlannedRequest(index, traffic_class.name, prompt, prompt_tokens, output_tokens)
+        size, traffic_class, language, rng = self._draw(index)
+        prompt = self._prompt(traffic_class, language, size.prompt_tokens, index, rng)
+        return PlannedRequest(
+            index, size.traffic_class, size.prompt_tokens, size.output_tokens, prompt
+        )
+
+    def size(self, index: int) -> PlannedSize:
+        """The request at a position without its text, which a simulation has no use for."""
+        return self._draw(index)[0]
 
     def arrivals_s(self, rate: float) -> Iterator[float]:
         """Poisson arrival times in seconds from the start, without end."""
@@ -69,6 +80,16 @@ class RequestPlan:
         while True:
             now_s += rng.expovariate(rate)
             yield now_s
+
+    def _draw(self, index: int) -> tuple[PlannedSize, TrafficClass, Language, random.Random]:
+        """Size, class and language; the generator goes on with the text."""
+        traffic_class = self._class_of(index)
+        rng = self._rng("request", index)
+        language: Language = "zh" if rng.random() < self._workload.chinese_share else "en"
+        prompt_tokens = rng.randint(*traffic_class.prompt_tokens)
+        output_tokens = rng.randint(*traffic_class.output_tokens)
+        size = PlannedSize(index, traffic_class.name, prompt_tokens, output_tokens)
+        return size, traffic_class, language, rng
 
     def _class_of(self, index: int) -> TrafficClass:
         block, position = divmod(index, sum(quota for _, quota in self._quotas))

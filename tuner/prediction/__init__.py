@@ -1,0 +1,1 @@
+"""What a probe would show, without an engine: calibration, simulation, prediction."""

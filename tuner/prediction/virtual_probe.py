@@ -1,0 +1,112 @@
+"""One probe in virtual time: the load generator's plan and shape, the simulator's times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from objectives import EngineCounters, Probe, RequestRecord
+from tuner.records import ProbePoint
+from tuner.simulator.virtual import (
+    RequestTimes,
+    VirtualEngine,
+    VirtualRequest,
+    VirtualRun,
+    simulate_arrivals,
+    simulate_concurrency,
+)
+from tuner.workloads import PlannedSize, ProbeShape, RequestPlan, Workload, fallback_ratios
+
+# Filler of an open loop, as a share of the measured requests: arrivals while the last ones finish.
+_FILLER_SHARE = 0.2
+
+
+def virtual_probe(
+    engine: VirtualEngine,
+    point: ProbePoint,
+    *,
+    workload: Workload,
+    requests: int,
+    noise_seed: int = 0,
+    added_prompt_tokens: int = 0,
+) -> Probe:
+    """Drive one load to its end.
+
+    Args:
+        engine: to simulate.
+        point: load and seed.
+        workload: the traffic; prompts share no prefix.
+        requests: to measure.
+        noise_seed: of the engine's step times.
+        added_prompt_tokens: what the engine puts around each prompt, as a chat template does.
+    """
+    shape = ProbeShape(point.load, requests)
+    # The texts are not made, so how long they are in characters does not matter.
+    plan = RequestPlan(workload, seed=point.seed, ratios=fallback_ratios())
+    sizes = [plan.size(index) for index in range(shape.total + _filler(shape))]
+    wanted = [
+        VirtualRequest(size.prompt_tokens + added_prompt_tokens, shape.output_tokens(size))
+        for size in sizes
+    ]
+    run = _simulate(engine, wanted, shape, plan, noise_seed=noise_seed)
+    records = [
+        _record(sizes[times.index], wanted[times.index], times, shape) for times in run.requests
+    ]
+    start_s, window_end_s, end_s = shape.window(records)
+    return Probe(
+        load=point.load,
+        seed=point.seed,
+        records=tuple(records),
+        window_start_s=start_s,
+        window_end_s=window_end_s,
+        end_s=end_s,
+        counters=EngineCounters(
+            kv_cache_usage_peak=run.max_kv_usage,
+            running_mean=run.mean_running,
+            waiting_mean=run.mean_waiting,
+            preemption_count=run.n_preemptions,
+            sample_count=run.n_steps,
+        ),
+    )
+
+
+def _filler(shape: ProbeShape) -> int:
+    if shape.slots is not None:
+        return 2 * shape.slots
+    return round(_FILLER_SHARE * shape.requests)
+
+
+def _simulate(
+    engine: VirtualEngine,
+    requests: Sequence[VirtualRequest],
+    shape: ProbeShape,
+    plan: RequestPlan,
+    *,
+    noise_seed: int,
+) -> VirtualRun:
+    if shape.slots is not None:
+        return simulate_concurrency(
+            requests, concurrency=shape.slots, engine=engine, seed=noise_seed
+        )
+    arrivals = plan.arrivals_s(shape.load.value)
+    arrivals_s = [next(arrivals) for _ in requests]
+    return simulate_arrivals(requests, arrivals_s=arrivals_s, engine=engine, seed=noise_seed)
+
+
+def _record(
+    size: PlannedSize, wanted: VirtualRequest, times: RequestTimes, shape: ProbeShape
+) -> RequestRecord:
+    assert isinstance(wanted.prompt, int)
+    return RequestRecord(
+        index=size.index,
+        traffic_class=size.traffic_class,
+        role=shape.role(size.index),
+        scheduled_s=times.scheduled_s,
+        sent_s=times.scheduled_s,
+        first_token_s=times.first_token_s,
+        last_token_s=times.token_s[-1],
+        end_s=times.token_s[-1],
+        prompt_tokens=wanted.prompt,
+        output_tokens=wanted.output_tokens,
+        planned_output_tokens=wanted.output_tokens,
+        chunk_times_s=times.token_s,
+    )
