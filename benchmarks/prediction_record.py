@@ -49,10 +49,10 @@ _SLO = parse_slo("p50_ttft=600s")
 WORKLOAD = Workload(
     name="prediction",
     classes=(
-        TrafficClass("short", 0.75, "question", (24, 48), (8, 24)),
-        TrafficClass("long", 0.25, "log", (200, 320), (8, 24)),
+        TrafficClass("short", 0.75, "question", (16, 32), (8, 16)),
+        TrafficClass("long", 0.25, "log", (120, 180), (8, 16)),
     ),
-    requests=48,
+    requests=40,
 )
 CALIBRATION_WORKLOAD = Workload(
     name="prediction-calibration", classes=WORKLOAD.classes, requests=20
@@ -81,14 +81,14 @@ def _cell(seqs: int, tokens: int, mode: Any, value: float) -> Cell:
 
 CALIBRATION = (
     _cell(16, 1024, "concurrency", 8),
-    _cell(16, 64, "concurrency", 12),
-    _cell(2, 256, "concurrency", 2),
+    _cell(16, 48, "concurrency", 12),
+    _cell(2, 128, "concurrency", 2),
 )
-CANARY = _cell(8, 256, "concurrency", 8)
+CANARY = _cell(8, 128, "concurrency", 8)
 CELLS = (
-    *(_cell(s, t, "concurrency", 12) for s in (2, 4, 8, 16) for t in (64, 256, 1024)),
-    *(_cell(s, t, "concurrency", 4) for s, t in ((2, 256), (4, 64), (16, 128), (16, 1024))),
-    *(_cell(s, t, "rate", 0.6) for s, t in ((2, 1024), (4, 128), (16, 64), (16, 1024))),
+    *(_cell(s, t, "concurrency", 12) for s in (2, 4, 8, 16) for t in (32, 96, 512)),
+    *(_cell(s, t, "concurrency", 4) for s, t in ((2, 96), (4, 32), (16, 64), (16, 512))),
+    *(_cell(s, t, "rate", 1.0) for s, t in ((2, 512), (4, 96), (16, 32), (16, 512))),
 )
 
 

@@ -19,7 +19,7 @@ HOMES = {
     "prometheus_client": ("tuner/engines/", "tuner/simulator/"),
     "typer": ("tuner/cli/",),
     "rich": ("tuner/cli/",),
-    "scipy": ("objectives/statistics.py", "tuner/search/latency.py"),
+    "scipy": ("objectives/statistics.py", "tuner/search/latency.py", "tuner/prediction/fit.py"),
     "vllm": (),
     "torch": ("tuner/search/",),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from objectives import EngineCounters, Probe, RequestRecord
 from tuner.records import ProbePoint
@@ -27,7 +28,7 @@ def virtual_probe(
     workload: Workload,
     requests: int,
     noise_seed: int = 0,
-    added_prompt_tokens: int = 0,
+    prompt_tokens_of: Callable[[PlannedSize], int] = attrgetter("prompt_tokens"),
 ) -> Probe:
     """Drive one load to its end.
 
@@ -37,16 +38,13 @@ def virtual_probe(
         workload: the traffic; prompts share no prefix.
         requests: to measure.
         noise_seed: of the engine's step times.
-        added_prompt_tokens: what the engine puts around each prompt, as a chat template does.
+        prompt_tokens_of: a planned prompt's length as the engine counts it.
     """
     shape = ProbeShape(point.load, requests)
     # The texts are not made, so how long they are in characters does not matter.
     plan = RequestPlan(workload, seed=point.seed, ratios=fallback_ratios())
     sizes = [plan.size(index) for index in range(shape.total + _filler(shape))]
-    wanted = [
-        VirtualRequest(size.prompt_tokens + added_prompt_tokens, shape.output_tokens(size))
-        for size in sizes
-    ]
+    wanted = [VirtualRequest(prompt_tokens_of(size), shape.output_tokens(size)) for size in sizes]
     run = _simulate(engine, wanted, shape, plan, noise_seed=noise_seed)
     records = [
         _record(sizes[times.index], wanted[times.index], times, shape) for times in run.requests

@@ -2,8 +2,12 @@
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+# Batch sizes that vLLM captures by default: 1, 2, 4, by eights to 256, by sixteens to 512.
+GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class StepTimeModel:
             decodes in the same step; 0 is the plain linear form. This is the roofline argument
             for chunked prefill (Sarathi-Serve, OSDI '24): decodes leave the arithmetic units
             idle, so a small chunk beside them is nearly free and a large one is not.
+        has_graphs: whether steps that only decode run as captured graphs, and so take the time of
+            the next larger captured size.
     """
 
     c0_s: float
@@ -69,6 +75,7 @@ class StepTimeModel:
     c4_s_per_attn_token: float
     large: DecodeRegime | None = None
     hidden_prefill_tokens: int = 0
+    has_graphs: bool = False
 
     def step_s(self, batch: Batch) -> float:
         """Return the time of an iteration with this batch, in seconds."""
@@ -84,6 +91,8 @@ class StepTimeModel:
         large = self.large
         if large is not None and decode_seqs > large.above_decode_seqs:
             c0_s, c2_s, c3_s = large.c0_s, large.c2_s_per_seq, large.c3_s_per_kv_token
+        if self.has_graphs and not prefill_tokens and decode_seqs <= GRAPH_SIZES[-1]:
+            decode_seqs = GRAPH_SIZES[bisect_left(GRAPH_SIZES, decode_seqs)]
         if decode_seqs and self.hidden_prefill_tokens:
             prefill_tokens = max(prefill_tokens - self.hidden_prefill_tokens, 0)
         return (

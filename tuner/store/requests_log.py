@@ -72,6 +72,15 @@ def read_probes(lines: bytes, levels: Sequence[LevelResult]) -> list[Probe]:
     ]
 
 
+def read_requests(lines: bytes) -> list[RequestRecord]:
+    """The requests of a log in which all belong to one probe.
+
+    Raises:
+        ValueError: when a line is no request.
+    """
+    return [_record(json.loads(line)) for line in lines.splitlines()]
+
+
 def _record(data: dict[str, Any]) -> RequestRecord:
     first_s = data["first_token_s"]
     gaps_s = (gap / 1000 for gap in data["itl_ms"])

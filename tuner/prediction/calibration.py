@@ -1,0 +1,160 @@
+"""What a simulation of one engine needs to know of it, measured on the engine itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from scipy import optimize
+
+from objectives import Probe, percentile
+from tuner.prediction.fit import StepFit, fit_steps
+from tuner.prediction.iterations import Iterations, join_iterations
+from tuner.prediction.virtual_probe import virtual_probe
+from tuner.records import ProbePoint
+from tuner.simulator.scheduler import SchedulerLimits
+from tuner.simulator.virtual import VirtualEngine
+from tuner.workloads import PlannedSize, RequestPlan, Workload, fallback_ratios
+
+# A request outside the engine's steps: HTTP, tokeniser, queues, detokeniser, client.
+_MOST_OVERHEAD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSample:
+    """One measured probe of the engine with its own log of steps.
+
+    Attributes:
+        limits: in force.
+        workload: that was driven.
+        probe: what the load generator saw.
+        iterations: what the engine did meanwhile.
+    """
+
+    limits: SchedulerLimits
+    workload: Workload
+    probe: Probe
+    iterations: Iterations
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpace:
+    """The KV cache as the engine itself reports it; never guessed.
+
+    Attributes:
+        blocks: how many.
+        block_tokens: tokens of one.
+    """
+
+    blocks: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """An engine as a simulation knows it.
+
+    Attributes:
+        fit: the time of a step.
+        kv: size of its KV cache.
+        request_overhead_s: what a request costs outside the steps: API server, tokeniser, client.
+        added_prompt_tokens: by traffic class, the engine's count of a prompt's tokens less the
+            planned one: a chat template, and what texts miss their aim by.
+    """
+
+    fit: StepFit
+    kv: KvSpace
+    request_overhead_s: float
+    added_prompt_tokens: Mapping[str, int]
+
+    def engine(self, limits: SchedulerLimits) -> VirtualEngine:
+        """The engine with other limits."""
+        return VirtualEngine(
+            limits=limits,
+            step_model=self.fit.model,
+            n_kv_blocks=self.kv.blocks,
+            block_size=self.kv.block_tokens,
+            request_overhead_s=self.request_overhead_s,
+            noise_share=self.fit.noise_share,
+        )
+
+    def prompt_tokens(self, size: PlannedSize) -> int:
+        """A planned prompt's length as the engine counts it."""
+        return max(1, size.prompt_tokens + self.added_prompt_tokens.get(size.traffic_class, 0))
+
+
+def calibrate(samples: Sequence[CalibrationSample], *, kv: KvSpace) -> Calibration:
+    """Learn an engine from a few probes.
+
+    Raises:
+        ValueError: when the logs of steps are too short, or all alike.
+    """
+    fit = fit_steps(join_iterations(sample.iterations for sample in samples))
+    bare = Calibration(fit, kv, 0.0, _added_prompt_tokens(samples))
+    return Calibration(fit, kv, _request_overhead_s(samples, bare), bare.added_prompt_tokens)
+
+
+def replay(
+    calibration: Calibration,
+    *,
+    limits: SchedulerLimits,
+    workload: Workload,
+    point: ProbePoint,
+    requests: int,
+    noise_seed: int = 0,
+) -> Probe:
+    """What a probe of the calibrated engine would show."""
+    return virtual_probe(
+        calibration.engine(limits),
+        point,
+        workload=workload,
+        requests=requests,
+        noise_seed=noise_seed,
+        prompt_tokens_of=calibration.prompt_tokens,
+    )
+
+
+def _added_prompt_tokens(samples: Sequence[CalibrationSample]) -> dict[str, int]:
+    added: dict[str, list[int]] = {}
+    for sample in samples:
+        plan = RequestPlan(sample.workload, seed=sample.probe.seed, ratios=fallback_ratios())
+        for record in sample.probe.records:
+            if record.prompt_tokens is not None:
+                difference = record.prompt_tokens - plan.size(record.index).prompt_tokens
+                added.setdefault(record.traffic_class, []).append(difference)
+    return {name: round(median(values)) for name, values in added.items()}
+
+
+def _request_overhead_s(samples: Sequence[CalibrationSample], bare: Calibration) -> float:
+    """The overhead with which simulated median TTFTs come nearest to the measured ones."""
+    measured = [_median_ttft_ms(sample.probe) for sample in samples]
+
+    def misfit(overhead_s: float) -> float:
+        tried = Calibration(bare.fit, bare.kv, overhead_s, bare.added_prompt_tokens)
+        total = 0.0
+        for sample, seen in zip(samples, measured, strict=True):
+            predicted = _median_ttft_ms(_again(sample, tried))
+            if seen and predicted:
+                total += abs(math.log(predicted / seen))
+        return total
+
+    found = optimize.minimize_scalar(misfit, bounds=(0.0, _MOST_OVERHEAD_S), method="bounded")
+    best: float = min((0.0, float(found.x)), key=misfit)
+    return best
+
+
+def _again(sample: CalibrationSample, calibration: Calibration) -> Probe:
+    probe = sample.probe
+    return replay(
+        calibration,
+        limits=sample.limits,
+        workload=sample.workload,
+        point=ProbePoint(probe.load, probe.seed),
+        requests=len(probe.measured),
+    )
+
+
+def _median_ttft_ms(probe: Probe) -> float | None:
+    return percentile([r.ttft_ms for r in probe.measured if r.ttft_ms is not None], 50)
