@@ -19,7 +19,7 @@ HOMES = {
     "prometheus_client": ("tuner/engines/", "tuner/simulator/"),
     "typer": ("tuner/cli/",),
     "rich": ("tuner/cli/",),
-    "scipy": ("objectives/statistics.py", "tuner/search/latency.py", "tuner/prediction/fit.py"),
+    "scipy": ("objectives/statistics.py", "tuner/search/latency.py", "tuner/prediction/"),
     "vllm": (),
     "torch": ("tuner/search/",),
 }
@@ -40,7 +40,13 @@ LAYERS = (
     ("tuner.loads",),
     ("tuner.walks",),
     ("tuner.canary",),
-    ("tuner.verdict", "tuner.agreement", "tuner.launch_groups", "tuner.steadiness"),
+    (
+        "tuner.verdict",
+        "tuner.agreement",
+        "tuner.launch_groups",
+        "tuner.steadiness",
+        "tuner.judging",
+    ),
     ("tuner.store",),
     ("tuner.engines", "tuner.load", "tuner.environment"),
     ("tuner.live",),

@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from objectives import (
-    Metrics,
-    Probe,
-    Slo,
-    check_slo,
-    compute_metrics,
-    probe_verdict,
-    worst_ratio,
-)
+from objectives import compute_metrics
 from tuner.clock import Clock
 from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
+from tuner.judging import judged_level
 from tuner.keeper import SERVER_LOG, EngineKeeper, EngineUsage
 from tuner.level_warnings import iteration_warnings, level_warnings
 from tuner.load import Meter
@@ -139,33 +132,6 @@ def _measure_level(
     notes.requests.append(request_lines(probe))
     notes.warnings += level_warnings(probe, metrics=metrics, workload=spec.workload, ratios=ratios)
     return judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=measure_s)
-
-
-def judged_level(probe: Probe, *, metrics: Metrics, slo: Slo, measure_s: float) -> LevelResult:
-    """A probe with its verdict: what ended early has failed, what was not steady proves nothing."""
-    checks = check_slo([probe], slo=slo, metrics=metrics)
-    holds = probe_verdict(
-        checks,
-        is_stopped_early=bool(probe.stopped_early),
-        is_unsteady=bool(probe.unsteady),
-    )
-    return LevelResult(
-        load=probe.load,
-        seed=probe.seed,
-        metrics=metrics,
-        checks=checks,
-        holds=holds,
-        worst_ratio=worst_ratio(checks, slo=slo),
-        measure_s=measure_s,
-        requests=len(probe.records),
-        window_start_s=probe.window_start_s,
-        window_end_s=probe.window_end_s,
-        end_s=probe.end_s,
-        counters=probe.counters,
-        meter=probe.meter,
-        stopped_early=probe.stopped_early,
-        unsteady=probe.unsteady,
-    )
 
 
 def _refuse_total_failure(level: LevelResult) -> None:

@@ -11,6 +11,7 @@ from search_spaces import fingerprint
 from tests.fakes.virtual_probe import virtual_probe
 from tuner.engines import launch_command, merged_settings, to_arguments
 from tuner.fleet import Completion, Placement, WorkerInfo
+from tuner.judging import judged_level
 from tuner.records import (
     EngineInfo,
     Failure,
@@ -26,7 +27,6 @@ from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
 from tuner.simulator.virtual import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
-from tuner.trial import judged_level
 
 Sabotage = Callable[[TrialSpec, int], Failure | None]
 _START_S = 60.0

@@ -14,8 +14,8 @@ from objectives import (
     parse_slo,
 )
 from tests.objectives.builders import make_probe, make_record
+from tuner.judging import judged_level
 from tuner.steadiness import steady_part
-from tuner.trial import judged_level
 
 SLO = parse_slo("p50_ttft=800ms")
 
