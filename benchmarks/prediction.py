@@ -118,7 +118,9 @@ def _measurement(data: dict[str, Any]) -> Measurement:
 def calibration_of(recording: Recording) -> Calibration:
     """Learn the engine from the calibration probes alone."""
     samples = [
-        CalibrationSample(m.limits, _WORKLOADS[m.workload], m.probe, parse_iterations(m.iterations))
+        CalibrationSample(
+            m.limits, _WORKLOADS[m.workload], (m.probe,), parse_iterations(m.iterations)
+        )
         for m in recording.of_kind("calibration")
     ]
     return calibrate(samples, kv=recording.kv)

@@ -26,7 +26,9 @@ HOMES = {
 # A package may import only packages that stand below it.
 LAYERS = (
     ("tuner.cli",),
+    ("tuner.predicting",),
     ("tuner.run",),
+    ("tuner.calibrating",),
     ("tuner.session",),
     ("tuner.jobs", "tuner.latency_trials"),
     ("tuner.confirming",),

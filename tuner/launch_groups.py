@@ -243,6 +243,21 @@ def _facts(records: Sequence[TrialRecord]) -> _Facts:
     return _Facts(default_size, default_chunked, may_disable, max_model_len, ready, failed)
 
 
+def limits_in_force(
+    settings: Settings, *, engine: EngineConfig, records: Sequence[TrialRecord]
+) -> LiveLimits | None:
+    """The limits that vLLM resolves settings to; None where no launch has told its defaults.
+
+    Args:
+        settings: of a trial.
+        engine: what all launches share.
+        records: the trials so far.
+    """
+    wanted = {**settings, **engine.fixed}
+    resolved = _facts(records).resolve(wanted, is_default_launch=not _launch_only(settings))
+    return None if resolved is None else resolved[1]
+
+
 def is_given_up(records: Sequence[TrialRecord]) -> bool:
     """Whether the trials so far have shown that engines cannot be retuned here."""
     states = [r.live.state for r in records if r.live is not None]

@@ -200,7 +200,7 @@ def document_of(path: Path, *, clock: Clock) -> dict[str, Any]:
 def _stored_run(path: Path, *, clock: Clock) -> tuple[RunFolder, RunConfig, EngineConfig]:
     folder = RunFolder.open(path, clock=clock)
     config = read_config(path)
-    return folder, config, _stored_engine(folder, config)
+    return folder, config, stored_engine(folder, config)
 
 
 def _work(
@@ -355,7 +355,8 @@ def _engine_data(engine: EngineConfig) -> dict[str, Any]:
     return {"kind": engine.kind, "command": list(engine.command), "model_flag": engine.model_flag}
 
 
-def _stored_engine(folder: RunFolder, config: RunConfig) -> EngineConfig:
+def stored_engine(folder: RunFolder, config: RunConfig) -> EngineConfig:
+    """How the engines of a run were launched."""
     data = folder.read_json("engine.json")
     options = config.options
     return EngineConfig(

@@ -22,7 +22,9 @@ def virtual_probe(
     """Drive one load; the same plan, roles and rules as the meter and the probe have."""
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
-    probe = whole_probe(engine, point, workload=workload, requests=requests, noise_seed=noise_seed)
+    probe = whole_probe(
+        engine, point, workload=workload, requests=requests, noise_seed=noise_seed
+    ).probe
     if point.may_stop_early:
         reason, stop_s = _early_stop(probe.records, slo, point.load)
         if reason:

@@ -85,8 +85,8 @@ class MadeUpEngine:
             workload=workload,
             requests=workload.requests,
             prompt_tokens_of=_with_template,
-        )
-        return CalibrationSample(limits, workload, probe, _iterations(logged.rows))
+        ).probe
+        return CalibrationSample(limits, workload, (probe,), _iterations(logged.rows))
 
 
 def _with_template(size: PlannedSize) -> int:

@@ -58,7 +58,7 @@ def test_settings_that_were_not_measured_are_predicted(engine: MadeUpEngine) -> 
     for seqs, tokens in ((8, 512), (16, 2048), (32, 512), (64, 1024), (64, 192)):
         for load in LOADS:
             limits = SchedulerLimits(tokens, seqs)
-            true = compute_metrics([engine.measure(limits, load, seed=11).probe], slo=SLO)
+            true = compute_metrics(engine.measure(limits, load, seed=11).probes, slo=SLO)
             point = ProbePoint(load, 11)
             probe = replay(found, limits=limits, workload=WORKLOAD, point=point, requests=60)
             predicted = compute_metrics([probe], slo=SLO)
@@ -100,6 +100,6 @@ def test_one_load_is_judged_as_a_measurement_would_be() -> None:
     """The same requests on the same engine: near the measured level, and the same verdict."""
     predicted = _predictor(WORKLOAD).level(_engine(512, 32), 16)
     limits, load = SchedulerLimits(512, 32), Load("concurrency", 16)
-    true = compute_metrics([LINEAR.measure(limits, load, seed=5).probe], slo=SLO)
+    true = compute_metrics(LINEAR.measure(limits, load, seed=5).probes, slo=SLO)
     assert predicted.metrics.p95_ttft_ms == pytest.approx(true.p95_ttft_ms, rel=0.15)
     assert predicted.metrics.n_requests == true.n_requests == 60

@@ -214,6 +214,62 @@ def verify(
 
 
 @app.command()
+def predict(
+    slo: Annotated[Text, typer.Option(help="The promise, as p95_ttft=800ms,tpot=50ms.")] = None,
+    calibration: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A run folder to learn the engine from; its config is the default."),
+    ] = None,
+    profile: Annotated[
+        Text, typer.Option(help="A hardware profile, where there is no run to learn from.")
+    ] = None,
+    config: Annotated[
+        Text, typer.Option(help="YAML file; tune.yaml of this folder if there is one.")
+    ] = None,
+    set_: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", help="A config key, as workload.target_load=16. Repeatable."),
+    ] = None,
+    model: Annotated[Text, typer.Option(help="Model name or path.")] = None,
+    engine_arg: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="A fixed vLLM option, as max_model_len=4096. Repeatable."),
+    ] = None,
+    workload: Annotated[Text, typer.Option(help="Preset name or YAML file.")] = None,
+    load: Annotated[Text, typer.Option(help="concurrency or rate.")] = None,
+    space: Annotated[Text, typer.Option(help="Preset name or YAML file.")] = None,
+    kv_cache_tokens: Annotated[
+        Text, typer.Option(help="Another KV cache than the calibrated engine had.")
+    ] = None,
+    seed: Annotated[Text, typer.Option(help="Fixes the requests.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
+) -> None:
+    """Predict the trade-off of a space; no engine is started, nothing is certified."""
+    from tuner.cli import predicting, running
+
+    flags = {
+        "slo": slo,
+        "model": model,
+        "workload": workload,
+        "load": load,
+        "space": space,
+        "seed": seed,
+    }
+    request = running.RunRequest(
+        config=config,
+        flags=flags,
+        sets=tuple(set_ or ()),
+        engine_args=tuple(engine_arg or ()),
+        output=OutputOptions(is_json=json_, is_quiet=True, is_verbose=False),
+    )
+    _finish(
+        lambda: predicting.predict(
+            request, calibration=calibration, profile=profile, kv_cache_tokens=kv_cache_tokens
+        )
+    )
+
+
+@app.command()
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:

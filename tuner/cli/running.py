@@ -40,7 +40,7 @@ class RunRequest:
 
 def run(request: RunRequest) -> int:
     """One tuning run; the exit code."""
-    plan = make_plan(_config(request))
+    plan = make_plan(config_of(request))
     with make_progress(request.output) as progress:
         result = start_run(plan, clock=SystemClock(), listeners=[progress], command=sys.argv)
     return _show(result, request.output)
@@ -48,7 +48,7 @@ def run(request: RunRequest) -> int:
 
 def dry_run(request: RunRequest) -> int:
     """What a run would do; nothing is started."""
-    document = dry_run_document(make_plan(_config(request)))
+    document = dry_run_document(make_plan(config_of(request)))
     if request.output.is_json:
         print_json(document)
     else:
@@ -73,7 +73,7 @@ def report(path: Path, *, is_json: bool) -> int:
     return 0
 
 
-def _config(request: RunRequest) -> RunConfig:
+def config_of(request: RunRequest) -> RunConfig:
     """The checked configuration; mistakes in options and file are told together."""
     options: list[Option] = []
     problems: list[str] = []

@@ -24,18 +24,18 @@ _MOST_OVERHEAD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSample:
-    """One measured probe of the engine with its own log of steps.
+    """Probes of one setting with the engine's own log of its steps.
 
     Attributes:
         limits: in force.
         workload: that was driven.
-        probe: what the load generator saw.
+        probes: what the load generator saw.
         iterations: what the engine did meanwhile.
     """
 
     limits: SchedulerLimits
     workload: Workload
-    probe: Probe
+    probes: tuple[Probe, ...]
     iterations: Iterations
 
 
@@ -113,31 +113,32 @@ def replay(
         requests=requests,
         noise_seed=noise_seed,
         prompt_tokens_of=calibration.prompt_tokens,
-    )
+    ).probe
 
 
 def _added_prompt_tokens(samples: Sequence[CalibrationSample]) -> dict[str, int]:
     added: dict[str, list[int]] = {}
     for sample in samples:
-        plan = RequestPlan(sample.workload, seed=sample.probe.seed, ratios=fallback_ratios())
-        for record in sample.probe.records:
-            if record.prompt_tokens is not None:
-                difference = record.prompt_tokens - plan.size(record.index).prompt_tokens
-                added.setdefault(record.traffic_class, []).append(difference)
+        for probe in sample.probes:
+            plan = RequestPlan(sample.workload, seed=probe.seed, ratios=fallback_ratios())
+            for record in probe.records:
+                if record.prompt_tokens is not None:
+                    difference = record.prompt_tokens - plan.size(record.index).prompt_tokens
+                    added.setdefault(record.traffic_class, []).append(difference)
     return {name: round(median(values)) for name, values in added.items()}
 
 
 def _request_overhead_s(samples: Sequence[CalibrationSample], bare: Calibration) -> float:
     """The overhead with which simulated median TTFTs come nearest to the measured ones."""
-    measured = [_median_ttft_ms(sample.probe) for sample in samples]
+    measured = [(s, probe, _median_ttft_ms(probe)) for s in samples for probe in s.probes]
 
     def misfit(overhead_s: float) -> float:
         tried = Calibration(bare.fit, bare.kv, overhead_s, bare.added_prompt_tokens)
         total = 0.0
-        for sample, seen in zip(samples, measured, strict=True):
-            predicted = _median_ttft_ms(_again(sample, tried))
-            if seen and predicted:
-                total += abs(math.log(predicted / seen))
+        for sample, probe, seen_ms in measured:
+            predicted_ms = _median_ttft_ms(_again(sample, probe, tried))
+            if seen_ms and predicted_ms:
+                total += abs(math.log(predicted_ms / seen_ms))
         return total
 
     found = optimize.minimize_scalar(misfit, bounds=(0.0, _MOST_OVERHEAD_S), method="bounded")
@@ -145,8 +146,7 @@ def _request_overhead_s(samples: Sequence[CalibrationSample], bare: Calibration)
     return best
 
 
-def _again(sample: CalibrationSample, calibration: Calibration) -> Probe:
-    probe = sample.probe
+def _again(sample: CalibrationSample, probe: Probe, calibration: Calibration) -> Probe:
     return replay(
         calibration,
         limits=sample.limits,

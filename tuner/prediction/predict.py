@@ -8,9 +8,11 @@ from operator import attrgetter
 
 from objectives import CapacitySearch, Load, LoadMode, Slo, compute_metrics, requests_needed
 from tuner.judging import judged_level
-from tuner.prediction.virtual_probe import virtual_probe
+from tuner.prediction.limiting import Limit, limit_of
+from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
 from tuner.simulator.virtual import VirtualEngine
+from tuner.steadiness import steady_part
 from tuner.walks import CapacityWalk, LadderWalk
 from tuner.workloads import PlannedSize, Workload
 
@@ -54,6 +56,12 @@ class Predictor:
             done.append(self._level(engine, point))
         return tuple(done)
 
+    def limit(self, engine: VirtualEngine, load: float) -> Limit:
+        """What the engine runs out of at a load."""
+        return limit_of(
+            self._drive(engine, ProbePoint(Load(self.mode, load), self.seed)).run, engine
+        )
+
     def _walk(self, start: float) -> LadderWalk | CapacityWalk:
         ladder = self.workload.ladder(self.mode)
         if ladder is not None:
@@ -67,13 +75,16 @@ class Predictor:
         return CapacityWalk(search, self.mode, self.seed, self.slo)
 
     def _level(self, engine: VirtualEngine, point: ProbePoint) -> LevelResult:
+        probe = steady_part(self._drive(engine, point).probe, may_cut=True)
+        metrics = compute_metrics([probe], slo=self.slo)
+        return judged_level(probe, metrics=metrics, slo=self.slo, measure_s=probe.end_s)
+
+    def _drive(self, engine: VirtualEngine, point: ProbePoint) -> VirtualProbe:
         needed = requests_needed(self.slo, class_shares=self.workload.class_shares)
-        probe = virtual_probe(
+        return virtual_probe(
             engine,
             point,
             workload=self.workload,
             requests=self.workload.measured_requests(point.load, needed=needed),
             prompt_tokens_of=self.prompt_tokens,
         )
-        metrics = compute_metrics([probe], slo=self.slo)
-        return judged_level(probe, metrics=metrics, slo=self.slo, measure_s=probe.end_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from objectives import EngineCounters, Probe, RequestRecord
@@ -21,6 +22,19 @@ from tuner.workloads import PlannedSize, ProbeShape, RequestPlan, Workload, fall
 _FILLER_SHARE = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class VirtualProbe:
+    """A probe in virtual time.
+
+    Attributes:
+        probe: what the load generator would see.
+        run: what the engine did.
+    """
+
+    probe: Probe
+    run: VirtualRun
+
+
 def virtual_probe(
     engine: VirtualEngine,
     point: ProbePoint,
@@ -29,7 +43,7 @@ def virtual_probe(
     requests: int,
     noise_seed: int = 0,
     prompt_tokens_of: Callable[[PlannedSize], int] = attrgetter("prompt_tokens"),
-) -> Probe:
+) -> VirtualProbe:
     """Drive one load to its end.
 
     Args:
@@ -50,7 +64,7 @@ def virtual_probe(
         _record(sizes[times.index], wanted[times.index], times, shape) for times in run.requests
     ]
     start_s, window_end_s, end_s = shape.window(records)
-    return Probe(
+    probe = Probe(
         load=point.load,
         seed=point.seed,
         records=tuple(records),
@@ -65,6 +79,7 @@ def virtual_probe(
             sample_count=run.n_steps,
         ),
     )
+    return VirtualProbe(probe, run)
 
 
 def _filler(shape: ProbeShape) -> int:

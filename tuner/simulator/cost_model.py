@@ -3,7 +3,7 @@
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Batch sizes that vLLM captures by default: 1, 2, 4, by eights to 256, by sixteens to 512.
@@ -31,6 +31,16 @@ class Batch:
     def n_tokens(self) -> int:
         """Tokens computed in this iteration."""
         return self.prefill_tokens + self.decode_seqs
+
+
+def sum_work(batches: Sequence[Batch]) -> Batch:
+    """Return the work of several iterations together."""
+    return Batch(
+        sum(batch.prefill_tokens for batch in batches),
+        sum(batch.decode_seqs for batch in batches),
+        sum(batch.kv_tokens for batch in batches),
+        sum((batch.attn_tokens for batch in batches), 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tuner.simulator.arrivals import Arrivals
-from tuner.simulator.cost_model import StepTimeModel
+from tuner.simulator.cost_model import Batch, StepTimeModel
 from tuner.simulator.scheduler import SchedulerLimits
 
 
@@ -31,6 +31,7 @@ class Totals(NamedTuple):
         busy_s: their time.
         running, waiting, kv_usage: integrals over busy time.
         max_kv_usage: highest share of the blocks in use.
+        work: of all steps together.
     """
 
     end_s: float
@@ -40,6 +41,7 @@ class Totals(NamedTuple):
     waiting: float
     kv_usage: float
     max_kv_usage: float
+    work: Batch
 
 
 class _Partial:
@@ -122,7 +124,8 @@ class FastLoop:
         waiting, noise = self._waiting, self._noise
         n_blocks, block_size = self._n_blocks, self._block_size
         now_s = busy_s = running_s = waiting_s = kv_s = max_kv = 0.0
-        step = 0
+        step = all_prefill = all_decodes = all_kv = 0
+        all_attn = 0.0
         while True:
             if not waiting and not self._n_decode and not self._partial:
                 if not arrivals.pending:
@@ -142,6 +145,10 @@ class FastLoop:
             step_s = self._step_s(prefill_tokens, n_decode, kv_tokens, attn_tokens)
             if noise is not None:
                 step_s *= next(noise)
+            all_prefill += prefill_tokens
+            all_decodes += n_decode
+            all_kv += kv_tokens
+            all_attn += attn_tokens
             now_s += step_s
             busy_s += step_s
             running_s += (n_decode + len(self._partial) + len(done)) * step_s
@@ -155,7 +162,8 @@ class FastLoop:
             finished = self._finishing.pop(step, None)
             if done or finished is not None:
                 self._complete(done, finished or [], step, now_s)
-        return Totals(now_s, step, busy_s, running_s, waiting_s, kv_s, max_kv)
+        work = Batch(all_prefill, all_decodes, all_kv, all_attn)
+        return Totals(now_s, step, busy_s, running_s, waiting_s, kv_s, max_kv, work)
 
     def _enqueue(self, now_s: float) -> None:
         self._waiting.extend(self._arrivals.due(now_s))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tuner.simulator.arrivals import Arrivals
-from tuner.simulator.cost_model import StepTimeModel, noise_factors
+from tuner.simulator.cost_model import Batch, StepTimeModel, noise_factors, sum_work
 from tuner.simulator.fast_loop import FastLoop, Unfair
 from tuner.simulator.kv_cache import KvCache, hash_blocks
 from tuner.simulator.scheduler import Request, Scheduler, SchedulerLimits
@@ -98,6 +98,7 @@ class VirtualRun:
         mean_running, mean_waiting, mean_kv_usage: averages over busy time.
         max_kv_usage: highest share of the KV blocks in use.
         prefix_hit_tokens: prompt tokens found in the prefix cache.
+        work: of all steps together.
     """
 
     requests: tuple[RequestTimes, ...]
@@ -109,6 +110,7 @@ class VirtualRun:
     mean_kv_usage: float
     max_kv_usage: float
     prefix_hit_tokens: int
+    work: Batch
 
 
 def simulate_concurrency(
@@ -219,6 +221,7 @@ def _fast_run(
         mean_kv_usage=totals.kv_usage / totals.busy_s,
         max_kv_usage=totals.max_kv_usage,
         prefix_hit_tokens=0,
+        work=totals.work,
     )
 
 
@@ -250,6 +253,7 @@ class _Loop:
         scheduler, step_model, arrivals = self._scheduler, self._engine.step_model, self._arrivals
         now_s = busy_s = running = waiting = kv_usage = max_kv_usage = 0.0
         n_steps = 0
+        work: list[Batch] = []
         while arrivals.pending or scheduler.has_work:
             if not scheduler.has_work:
                 now_s = max(now_s, arrivals.pending[0][0])
@@ -261,6 +265,7 @@ class _Loop:
                 if self._admitted_s[index] is None:
                     self._admitted_s[index] = now_s
             stats = scheduler.stats()
+            work.append(plan.batch)
             step_s = step_model.step_s(plan.batch) * next(self._noise)
             now_s += step_s
             busy_s += step_s
@@ -281,6 +286,7 @@ class _Loop:
             mean_kv_usage=kv_usage / busy_s,
             max_kv_usage=max_kv_usage,
             prefix_hit_tokens=stats.prefix_hit_tokens,
+            work=sum_work(work),
         )
 
     def _request(self, index: int) -> Request:

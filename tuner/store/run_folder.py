@@ -171,6 +171,11 @@ class RunFolder:
         records = [read_trial(path.read_bytes(), where=str(path)) for path in documents]
         return sorted(records, key=lambda r: r.number)
 
+    def artifact(self, record: TrialRecord, name: str, *, kind: RecordKind) -> bytes | None:
+        """A file of a trial's folder; None where it has none of that name."""
+        path = self._trial_folder(record.number, kind=kind) / name
+        return path.read_bytes() if path.is_file() else None
+
     def probes(self, record: TrialRecord, *, kind: RecordKind) -> list[Probe]:
         """The probes of a trial with every request; empty where its log was left out.
 

@@ -1,0 +1,90 @@
+"""A run's own trials turned into a calibration: what its engines did, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.config import RunConfig
+from tuner.errors import TunerError
+from tuner.launch_groups import limits_in_force
+from tuner.prediction.calibration import Calibration, CalibrationSample, KvSpace, calibrate
+from tuner.prediction.iterations import parse_iterations
+from tuner.records import EngineConfig, LiveLimits, Outcome, Settings, TrialRecord
+from tuner.simulator.scheduler import SchedulerLimits
+from tuner.store.run_folder import RunFolder
+from tuner.trial import ITERATIONS_LOG
+
+
+def calibration_of_run(
+    folder: RunFolder, *, config: RunConfig, engine: EngineConfig
+) -> Calibration:
+    """Learn the engine of a run from the trials it measured live.
+
+    Raises:
+        TunerError: when there are none, or they are too few or too much alike.
+    """
+    records = folder.trials()
+    samples = []
+    for record in records:
+        sample = _sample(record, records, folder, config, engine)
+        if sample is not None:
+            samples.append(sample)
+    kv = _kv_space(records)
+    if not samples or kv is None:
+        raise TunerError(
+            f"{folder.path}: has no trial with a log of the engine's steps ({ITERATIONS_LOG}); "
+            "only trials measured on a live-retuned engine leave one"
+        )
+    try:
+        return calibrate(samples, kv=kv)
+    except ValueError as error:
+        raise TunerError(f"{folder.path}: cannot be calibrated from: {error}") from error
+
+
+def scheduler_limits(
+    settings: Settings, records: Sequence[TrialRecord], engine: EngineConfig
+) -> SchedulerLimits | None:
+    """A setting's limits as the run's engine would resolve them; None where that is unknown."""
+    limits = limits_in_force(settings, engine=engine, records=records)
+    return None if limits is None else _as_scheduler_limits(limits)
+
+
+def _as_scheduler_limits(limits: LiveLimits) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_batched_tokens=limits.max_num_scheduled_tokens,
+        max_num_seqs=limits.max_num_active_seqs,
+        enable_chunked_prefill=limits.enable_chunked_prefill,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+    )
+
+
+def _sample(
+    record: TrialRecord,
+    records: Sequence[TrialRecord],
+    folder: RunFolder,
+    config: RunConfig,
+    engine: EngineConfig,
+) -> CalibrationSample | None:
+    is_live = record.live is not None and record.live.state == "used"
+    log = folder.artifact(record, ITERATIONS_LOG, kind="trials")
+    limits = scheduler_limits(record.settings, records, engine)
+    if not is_live or record.outcome is not Outcome.MEASURED or log is None or limits is None:
+        return None
+    # A probe that ended early has no steady state that a simulation could be compared with.
+    probes = [p for p in folder.probes(record, kind="trials") if not p.stopped_early]
+    try:
+        iterations = parse_iterations(log)
+    except ValueError as error:
+        raise TunerError(f"trial {record.number}: {error}") from error
+    return CalibrationSample(limits, config.workload, tuple(probes), iterations)
+
+
+def _kv_space(records: Sequence[TrialRecord]) -> KvSpace | None:
+    """Of the launch with the smallest cache among those the trials were measured on."""
+    found = [
+        KvSpace(r.engine_info.kv_cache_tokens // r.engine_info.kv_block_tokens,
+                r.engine_info.kv_block_tokens)
+        for r in records
+        if r.engine_info.kv_cache_tokens and r.engine_info.kv_block_tokens
+    ]  # fmt: skip
+    return min(found, key=lambda kv: kv.blocks, default=None)
