@@ -12,7 +12,7 @@ import yaml
 from tests.cli.running import Answer, tune_many
 
 CONFIG: dict[str, Any] = {
-    "slo": "p95_ttft=800ms,tpot=50ms",
+    "slo": "p95_ttft=800ms,tpot=60ms",
     "engine": "simulated",
     "engine_arg": {"profile": "demo", "max_model_len": 4096},
     "workload": {
