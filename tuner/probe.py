@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from objectives import (
-    Probe,
-    RequestRole,
-    check_probes,
-    percentile,
-    requests_needed,
-    slo_holds,
-)
+from objectives import Probe, RequestRole, percentile, requests_needed
 from tuner.clock import Clock
 from tuner.engines import Engine, Sampler, drain, summarise
 from tuner.errors import EngineDied, MeterError
 from tuner.load import Meter, MeterReport, ProbeSpec
 from tuner.records import Failure, FailureKind, ProbePoint, TrialSpec
-from tuner.steadiness import steady_part
+from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.workloads import TokenRatios
 
 _ATTEMPTS = 2
-# A probe that was not steady is repeated with so many times the requests.
-_LONGER = 2
 
 
 def drive_probe(
@@ -56,24 +47,12 @@ def drive_probe(
         probe = _probe(probe_spec, report, sampler)
         # A fresh measurement is judged whole: a cut may take away what was slow by chance.
         probe = steady_part(probe, may_cut=point.may_stop_early)
-        if attempt + 1 == _ATTEMPTS or not _should_be_longer(probe, spec):
+        if attempt + 1 == _ATTEMPTS or not should_be_longer(
+            probe, slo=spec.slo, workload=spec.workload
+        ):
             return probe
-        probe_spec = replace(probe_spec, requests=_LONGER * probe_spec.requests)
+        probe_spec = replace(probe_spec, requests=LONGER * probe_spec.requests)
     raise MeterError(Failure(FailureKind.METER_SATURATED, problem))
-
-
-def _should_be_longer(probe: Probe, spec: TrialSpec) -> bool:
-    """Whether more requests could still change the verdict of a probe that is too short.
-
-    Too few are left after the warm-up cut, or it never settled. Where the SLO fails all the same,
-    or the probe ended because it does, nothing more is to be learned.
-    """
-    if probe.stopped_early:
-        return False
-    checks = check_probes([probe], slo=spec.slo)
-    # Where the workload itself says how many requests, few are what the user asked for.
-    is_short = spec.workload.requests is None and any(c.n < c.n_needed for c in checks)
-    return (is_short or bool(probe.unsteady)) and slo_holds(checks) is not False
 
 
 def _probe_spec(

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from objectives import Probe, RequestRole, is_carried, warm_up_cut
+from objectives import (
+    Probe,
+    RequestRole,
+    Slo,
+    check_probes,
+    is_carried,
+    slo_holds,
+    warm_up_cut,
+)
+from tuner.workloads import Workload
+
+# A probe that was not steady is repeated with so many times the requests.
+LONGER = 2
 
 
 def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
@@ -25,6 +37,20 @@ def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     if cut and may_cut:
         probe = _measured_from(probe, index=series[cut].index, start_s=series[cut].scheduled_s)
     return replace(probe, unsteady=_overload(probe))
+
+
+def should_be_longer(probe: Probe, *, slo: Slo, workload: Workload) -> bool:
+    """Whether more requests could still change the verdict of a probe that is too short.
+
+    Too few are left after the warm-up cut, or it never settled. Where the SLO fails all the same,
+    or the probe ended because it does, nothing more is to be learned.
+    """
+    if probe.stopped_early:
+        return False
+    checks = check_probes([probe], slo=slo)
+    # Where the workload itself says how many requests, few are what the user asked for.
+    is_short = workload.requests is None and any(c.n < c.n_needed for c in checks)
+    return (is_short or bool(probe.unsteady)) and slo_holds(checks) is not False
 
 
 def _measured_from(probe: Probe, *, index: int, start_s: float) -> Probe:

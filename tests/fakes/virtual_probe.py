@@ -10,7 +10,7 @@ from tuner.load.early_stop import EarlyStop, Progress
 from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
 from tuner.simulator.virtual import VirtualEngine
-from tuner.steadiness import steady_part
+from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.workloads import Workload
 
 _WATCH_S = 0.25
@@ -22,6 +22,22 @@ def virtual_probe(
     """Drive one load; the same plan, roles and rules as the meter and the probe have."""
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
+    probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
+    if should_be_longer(probe, slo=slo, workload=workload):
+        requests *= LONGER
+        probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
+    return probe
+
+
+def _drive(
+    engine: VirtualEngine,
+    point: ProbePoint,
+    workload: Workload,
+    slo: Slo,
+    *,
+    requests: int,
+    noise_seed: int,
+) -> Probe:
     probe = whole_probe(
         engine, point, workload=workload, requests=requests, noise_seed=noise_seed
     ).probe

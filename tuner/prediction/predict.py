@@ -12,7 +12,7 @@ from tuner.prediction.limiting import Limit, limit_of
 from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
 from tuner.simulator.virtual import VirtualEngine
-from tuner.steadiness import steady_part
+from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.walks import CapacityWalk, LadderWalk
 from tuner.workloads import PlannedSize, Workload
 
@@ -76,15 +76,18 @@ class Predictor:
 
     def _level(self, engine: VirtualEngine, point: ProbePoint) -> LevelResult:
         probe = steady_part(self._drive(engine, point).probe, may_cut=True)
+        if should_be_longer(probe, slo=self.slo, workload=self.workload):
+            again = self._drive(engine, point, times=LONGER)
+            probe = steady_part(again.probe, may_cut=True)
         metrics = compute_metrics([probe], slo=self.slo)
         return judged_level(probe, metrics=metrics, slo=self.slo, measure_s=probe.end_s)
 
-    def _drive(self, engine: VirtualEngine, point: ProbePoint) -> VirtualProbe:
+    def _drive(self, engine: VirtualEngine, point: ProbePoint, *, times: int = 1) -> VirtualProbe:
         needed = requests_needed(self.slo, class_shares=self.workload.class_shares)
         return virtual_probe(
             engine,
             point,
             workload=self.workload,
-            requests=self.workload.measured_requests(point.load, needed=needed),
+            requests=times * self.workload.measured_requests(point.load, needed=needed),
             prompt_tokens_of=self.prompt_tokens,
         )
