@@ -249,3 +249,26 @@ def test_without_a_ladder_the_capacity_is_searched_up_to_the_bound(tmp_path: Pat
     document = report_of(the_run(tmp_path))
     assert [level["load"] for level in document["trials"][0]["levels"]] == [8, 12, 12, 12]
     assert document["recommendations"]["throughput_first"]["load"]["value"] == 11
+
+
+def test_a_run_is_learned_from(tmp_path: Path) -> None:
+    """`tune predict --calibration RUN` knows the run's engine, and needs none itself."""
+    model = _model(tmp_path)
+    config = small_config(tmp_path, model=model, gpus=1, trials=3)
+    assert tune("run", "--config", str(config), "--quiet").returncode == 0
+    run = the_run(tmp_path)
+    done = tune("predict", "--calibration", str(run), "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["source"] == "calibration"
+    assert document["calibration"]["fit"]["n_steps"] >= 50
+    measured = report_of(run)["trials"][0]["metrics"]
+    predicted = document["predictions"][0]["metrics"]
+    assert predicted["output_tokens_per_s"] == pytest.approx(
+        measured["output_tokens_per_s"], rel=0.4
+    )
+    what_if = tune("predict", "--calibration", str(run), "--slo", "p95_ttft=1ms")
+    assert what_if.returncode == 3
+    assert "PREDICTED from" in what_if.stdout
+    assert "no setting is predicted to meet the SLO" in what_if.stdout
+    assert not leftovers(model)
