@@ -284,6 +284,9 @@ def throughput_ratio(cell: Cell | None, other: Cell | None) -> tuple[float | Non
 def _recommend(cell: Cell | None, baseline: Cell | None) -> Recommendation | None:
     if cell is None:
         return None
+    if cell.trial == BASELINE:
+        # Not with what the defaults may carry beyond their certificate.
+        baseline = cell
     ratio, interval = throughput_ratio(cell, baseline)
     return Recommendation(cell, ratio, interval, _latency_ratio(cell, baseline))
 

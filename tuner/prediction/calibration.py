@@ -12,11 +12,11 @@ from scipy import optimize
 from objectives import Probe, percentile
 from tuner.prediction.fit import StepFit, fit_steps
 from tuner.prediction.iterations import Iterations, join_iterations
-from tuner.prediction.virtual_probe import virtual_probe
+from tuner.prediction.virtual_probe import plan_sizes, virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize, RequestPlan, Workload, fallback_ratios
+from tuner.workloads import PlannedSize, Workload
 
 # A request outside the engine's steps: HTTP, tokeniser, queues, detokeniser, client.
 _MOST_OVERHEAD_S = 2.0
@@ -120,10 +120,11 @@ def _added_prompt_tokens(samples: Sequence[CalibrationSample]) -> dict[str, int]
     added: dict[str, list[int]] = {}
     for sample in samples:
         for probe in sample.probes:
-            plan = RequestPlan(sample.workload, seed=probe.seed, ratios=fallback_ratios())
+            count = 1 + max((record.index for record in probe.records), default=-1)
+            sizes = plan_sizes(sample.workload, probe.seed, count)
             for record in probe.records:
                 if record.prompt_tokens is not None:
-                    difference = record.prompt_tokens - plan.size(record.index).prompt_tokens
+                    difference = record.prompt_tokens - sizes[record.index].prompt_tokens
                     added.setdefault(record.traffic_class, []).append(difference)
     return {name: round(median(values)) for name, values in added.items()}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
 
 from objectives import EngineCounters, Probe, RequestRecord
@@ -55,11 +57,10 @@ def virtual_probe(
         prompt_tokens_of: a planned prompt's length as the engine counts it.
     """
     shape = ProbeShape(point.load, requests)
-    # The texts are not made, so how long they are in characters does not matter.
-    plan = RequestPlan(workload, seed=point.seed, ratios=fallback_ratios())
-    sizes = [plan.size(index) for index in range(shape.total + _filler(shape))]
+    sizes = plan_sizes(workload, point.seed, shape.total + _filler(shape))
     wanted = [VirtualRequest(prompt_tokens_of(size), shape.output_tokens(size)) for size in sizes]
-    run = _simulate(engine, wanted, shape, plan, noise_seed=noise_seed)
+    arrivals_s = _arrivals_s(workload, point, len(wanted)) if shape.slots is None else None
+    run = _simulate(engine, wanted, shape, arrivals_s, noise_seed=noise_seed)
     records = [
         _record(sizes[times.index], wanted[times.index], times, shape) for times in run.requests
     ]
@@ -82,6 +83,29 @@ def virtual_probe(
     return VirtualProbe(probe, run)
 
 
+def plan_sizes(workload: Workload, seed: int, count: int) -> list[PlannedSize]:
+    """The first requests of a plan without texts; a sweep asks for them thousands of times."""
+    known = _known_sizes(workload, seed)
+    if len(known) < count:
+        plan = _plan(workload, seed)
+        known += [plan.size(index) for index in range(len(known), count)]
+    return known[:count]
+
+
+@lru_cache(maxsize=8)
+def _known_sizes(workload: Workload, seed: int) -> list[PlannedSize]:  # noqa: ARG001 - the key
+    return []
+
+
+def _plan(workload: Workload, seed: int) -> RequestPlan:
+    # Texts are not made, so how long they are in characters does not matter.
+    return RequestPlan(workload, seed=seed, ratios=fallback_ratios())
+
+
+def _arrivals_s(workload: Workload, point: ProbePoint, count: int) -> list[float]:
+    return list(islice(_plan(workload, point.seed).arrivals_s(point.load.value), count))
+
+
 def _filler(shape: ProbeShape) -> int:
     if shape.slots is not None:
         return 2 * shape.slots
@@ -92,7 +116,7 @@ def _simulate(
     engine: VirtualEngine,
     requests: Sequence[VirtualRequest],
     shape: ProbeShape,
-    plan: RequestPlan,
+    arrivals_s: Sequence[float] | None,
     *,
     noise_seed: int,
 ) -> VirtualRun:
@@ -100,8 +124,7 @@ def _simulate(
         return simulate_concurrency(
             requests, concurrency=shape.slots, engine=engine, seed=noise_seed
         )
-    arrivals = plan.arrivals_s(shape.load.value)
-    arrivals_s = [next(arrivals) for _ in requests]
+    assert arrivals_s is not None
     return simulate_arrivals(requests, arrivals_s=arrivals_s, engine=engine, seed=noise_seed)
 
 
