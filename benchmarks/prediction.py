@@ -41,7 +41,7 @@ from tuner.store.requests_log import read_requests
 RECORDING = Path(__file__).parent / "data" / "prediction.jsonl.gz"
 _SLO = parse_slo("p50_ttft=600s")
 _WORKLOADS = {w.name: w for w in (WORKLOAD, CALIBRATION_WORKLOAD)}
-_COMPARED = ("output_tokens_per_s", "p50_tpot_ms", "p95_tpot_ms", "p50_ttft_ms", "p95_ttft_ms")
+COMPARED = ("output_tokens_per_s", "p50_tpot_ms", "p95_tpot_ms", "p50_ttft_ms", "p95_ttft_ms")
 # Predictions are means over so many simulations, which differ in the noise of step times.
 _NOISE_SEEDS = 5
 
@@ -145,13 +145,74 @@ def predict(calibration: Calibration, measurement: Measurement) -> dict[str, flo
         )
         for seed in range(_NOISE_SEEDS)
     ]
-    return {name: float(np.mean([_value(m, name) for m in found])) for name in _COMPARED}
+    return {name: float(np.mean([_value(m, name) for m in found])) for name in COMPARED}
 
 
 def _value(metrics: Metrics, name: str) -> float:
     value: float | None = getattr(metrics, name)
     assert value is not None, name
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCell:
+    """A setting at a load: predicted once, measured twice."""
+
+    name: tuple[Any, ...]
+    predicted: dict[str, float]
+    measured: tuple[dict[str, float], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of one metric over all cells, relative.
+
+    Attributes:
+        prediction: of the prediction against each measurement.
+        again: of each measurement against the other of its cell.
+        bias: median of predicted over measured.
+        spearman: rank correlation of predictions and measurements.
+        spearman_again: of the two measurements.
+    """
+
+    prediction: tuple[float, ...]
+    again: tuple[float, ...]
+    bias: float
+    spearman: float
+    spearman_again: float
+
+
+def compare(recording: Recording, calibration: Calibration) -> list[ComparedCell]:
+    """Every cell that was measured twice, predicted."""
+    first = {m.cell: m for m in recording.of_kind("round-1")}
+    second = {m.cell: m for m in recording.of_kind("round-2")}
+
+    def values(measurement: Measurement) -> dict[str, float]:
+        return {name: _value(measurement.metrics, name) for name in COMPARED}
+
+    return [
+        ComparedCell(cell, predict(calibration, first[cell]), (values(first[cell]), values(m)))
+        for cell, m in second.items()
+        if cell in first
+    ]
+
+
+def errors_of(name: str, cells: list[ComparedCell]) -> Errors:
+    """How far one metric is off."""
+    guesses = [cell.predicted[name] for cell in cells]
+    once, twice = ([cell.measured[i][name] for cell in cells] for i in (0, 1))
+    means = [float(np.sqrt(a * b)) for a, b in zip(once, twice, strict=True)]
+    return Errors(
+        prediction=(*_off(guesses, once), *_off(guesses, twice)),
+        again=(*_off(once, twice), *_off(twice, once)),
+        bias=median(g / m for g, m in zip(guesses, means, strict=True)),
+        spearman=float(stats.spearmanr(guesses, means).statistic),
+        spearman_again=float(stats.spearmanr(once, twice).statistic),
+    )
+
+
+def _off(values: list[float], truths: list[float]) -> list[float]:
+    return [abs(v / t - 1) for v, t in zip(values, truths, strict=True)]
 
 
 def main() -> None:
@@ -162,56 +223,32 @@ def main() -> None:
     took_s = time.perf_counter() - began_s
     print(f"calibration in {took_s:.2f} s: {calibration}\n")
     _print_canaries(recording, calibration)
-    first = {m.cell: m for m in recording.of_kind("round-1")}
-    second = {m.cell: m for m in recording.of_kind("round-2")}
-    cells = [cell for cell in first if cell in second]
-    predicted = {cell: predict(calibration, first[cell]) for cell in cells}
-    measured = {
-        cell: [{n: _value(m.metrics, n) for n in _COMPARED} for m in (first[cell], second[cell])]
-        for cell in cells
-    }
-    for cell in sorted(cells, key=str):
-        parts = []
-        for name in _COMPARED:
-            one, two = (values[name] for values in measured[cell])
-            parts.append(f"{name[:8]} {predicted[cell][name]:.1f} ({one:.1f}, {two:.1f})")
-        print(f"{cell!s:<34}", "  ".join(parts))
+    cells = compare(recording, calibration)
+    for cell in sorted(cells, key=lambda c: str(c.name)):
+        print(f"{cell.name!s:<34}", "  ".join(_cell_text(cell, name) for name in COMPARED))
     print(f"\n{len(cells)} cells; median (p90) of the errors")
-    print(
-        f"{'':<22}{'prediction':>18}{'measured again':>18}{'bias':>8}{'Spearman':>10}{'floor':>8}"
-    )
-    for name in _COMPARED:
-        _print_errors(name, cells, predicted, measured)
+    form = "{:<22}{:>18}{:>18}{:>8}{:>10}{:>8}"
+    print(form.format("", "prediction", "measured again", "bias", "Spearman", "again"))
+    for name in COMPARED:
+        e = errors_of(name, cells)
+        ranks = f"{e.bias:.2f}", f"{e.spearman:.3f}", f"{e.spearman_again:.3f}"
+        print(form.format(name, _share(e.prediction), _share(e.again), *ranks))
+
+
+def _cell_text(cell: ComparedCell, name: str) -> str:
+    once, twice = (values[name] for values in cell.measured)
+    return f"{name.removesuffix('_ms')[:8]} {cell.predicted[name]:.4g} ({once:.4g}, {twice:.4g})"
+
+
+def _share(values: tuple[float, ...]) -> str:
+    return f"{np.median(values):.1%} ({np.percentile(values, 90):.0%})"
 
 
 def _print_canaries(recording: Recording, calibration: Calibration) -> None:
-    ratios = [
-        _value(m.metrics, "output_tokens_per_s") / predict(calibration, m)["output_tokens_per_s"]
-        for m in recording.of_kind("canary")
-    ]
+    name = "output_tokens_per_s"
+    canaries = recording.of_kind("canary")
+    ratios = [_value(m.metrics, name) / predict(calibration, m)[name] for m in canaries]
     print("canaries, tokens/s over predicted:", ", ".join(f"{r:.2f}" for r in ratios), "\n")
-
-
-def _print_errors(name: str, cells: Any, predicted: Any, measured: Any) -> None:
-    guesses = [predicted[cell][name] for cell in cells]
-    means = [float(np.sqrt(np.prod([v[name] for v in measured[cell]]))) for cell in cells]
-    errors = [
-        abs(predicted[cell][name] / values[name] - 1) for cell in cells for values in measured[cell]
-    ]
-    again = [
-        abs(a[name] / b[name] - 1)
-        for cell in cells
-        for a, b in (measured[cell], measured[cell][::-1])
-    ]
-    bias = median(g / m for g, m in zip(guesses, means, strict=True))
-    rank = stats.spearmanr(guesses, means).statistic
-    once, again_in_order = ([measured[c][i][name] for c in cells] for i in (0, 1))
-    floor = stats.spearmanr(once, again_in_order).statistic
-
-    def share(values: list[float]) -> str:
-        return f"{np.median(values):.1%} ({np.percentile(values, 90):.0%})"
-
-    print(f"{name:<22}{share(errors):>18}{share(again):>18}{bias:>8.2f}{rank:>10.3f}{floor:>8.3f}")
 
 
 if __name__ == "__main__":
