@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 
@@ -18,7 +19,7 @@ class Interval:
     high: float | None
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
+def percentile(values: Sequence[float] | NDArray[np.float64], percent: float) -> float | None:
     """The percentile by linear interpolation (numpy's default); None without values.
 
     Infinite values are allowed; a percentile that touches one is not finite.

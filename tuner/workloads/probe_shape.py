@@ -52,7 +52,8 @@ class ProbeShape:
 
     def output_tokens(self, size: PlannedSize) -> int:
         """The answer's length: a slot's first one is cut, so that slots do not run in lock-step."""
-        if self.slots is None or size.index >= self.slots:
+        # Nearly all are past the first ones; slots are looked at for those alone.
+        if size.index >= self.load.value or self.slots is None:
             return size.output_tokens
         return max(1, round(size.output_tokens * (size.index + 1) / self.slots))
 
