@@ -28,6 +28,7 @@ LAYERS = (
     ("tuner.cli",),
     ("tuner.predicting",),
     ("tuner.run",),
+    ("tuner.explaining",),
     ("tuner.calibrating",),
     ("tuner.session",),
     ("tuner.jobs", "tuner.latency_trials"),

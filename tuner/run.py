@@ -16,6 +16,7 @@ from tuner.engines.resolve import ResolvedEngine, resolve_engine
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import UsageError
 from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
+from tuner.explaining import simulated_view
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
 from tuner.interrupts import HeldInterrupts
@@ -167,7 +168,7 @@ def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) 
 def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
     """The report document, from the records alone."""
     events = list(folder.events())
-    return build_document(
+    document = build_document(
         ReportInput(
             config=config,
             engine=engine,
@@ -183,6 +184,8 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
             is_complete=any(e["event"] == _FINISHED for e in events),
         )
     )
+    view = simulated_view(folder, config=config, engine=engine, document=document)
+    return {**document, "simulator": view}
 
 
 def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:

@@ -262,6 +262,10 @@ def test_a_run_is_learned_from(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["source"] == "calibration"
     assert document["calibration"]["fit"]["n_steps"] >= 50
+    view = report_of(run)["simulator"]
+    assert view["fit"]["n_steps"] == document["calibration"]["fit"]["n_steps"]
+    assert "## Why" in (run / "report.md").read_text()
+    assert bool(view["limits"]) is view["is_trusted"]
     measured = report_of(run)["trials"][0]["metrics"]
     predicted = document["predictions"][0]["metrics"]
     assert predicted["output_tokens_per_s"] == pytest.approx(

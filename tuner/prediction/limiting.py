@@ -43,7 +43,7 @@ def limit_of(run: VirtualRun, engine: VirtualEngine) -> Limit:
             f"{run.n_preemptions} preemptions)",
         )
     if _waits(run):
-        queue = f"{run.mean_waiting:.0f} requests wait while {run.mean_running:.0f} run"
+        queue = f"{run.mean_waiting:.2g} requests wait while {run.mean_running:.3g} run"
         if run.mean_running >= _AT_LIMIT * limits.admission_limit:
             return Limit("max_num_seqs", f"{queue}: max_num_seqs admits {limits.admission_limit}")
         return Limit("token_budget", f"{queue}: a step takes {limits.token_budget} tokens")
@@ -62,7 +62,7 @@ def _step_limit(run: VirtualRun, engine: VirtualEngine) -> Limit:
     decode_s = model.c0_s * run.n_steps + model.c2_s_per_seq * work.decode_seqs
     decode_s += model.c3_s_per_kv_token * work.kv_tokens
     share = prefill_s / (prefill_s + decode_s)
-    steps = f"nothing waits, {run.mean_running:.0f} run"
+    steps = f"nothing waits, {run.mean_running:.3g} run"
     if share > 0.5:
         return Limit("prefill_compute", f"{steps}; prompts take {share:.0%} of the engine's time")
     return Limit("decode_bandwidth", f"{steps}; decoding takes {1 - share:.0%} of its time")

@@ -11,6 +11,9 @@ from tuner.verdict import BASELINE, Cell, Recommendation, to_candidate
 
 _KV_FULL = 0.9
 _QUEUE_SHARE = 0.1
+UNCHANGED = "as before"
+# Changes below this are told as none.
+_NO_CHANGE = 0.005
 
 
 def explain(recommendation: Recommendation, record: TrialRecord) -> list[str]:
@@ -57,6 +60,14 @@ def failing_targets(checks: Sequence[SloCheck]) -> str:
     """The targets that do not hold, with what was observed."""
     failing = [c for c in checks if c.holds is False]
     return " and ".join(_observed(c) for c in failing) or "no target fails for certain"
+
+
+def value_change(name: str, before: float | None, after: float | None) -> str:
+    """How a figure changes, in percent; empty where either is undefined."""
+    if not before or after is None:
+        return ""
+    change = after / before - 1
+    return f"{name} {UNCHANGED}" if abs(change) < _NO_CHANGE else f"{name} {change:+.0%}"
 
 
 def _observed(check: SloCheck) -> str:

@@ -34,6 +34,7 @@ def markdown_report(document: Mapping[str, Any]) -> str:
         *(_recommendation(name, document["recommendations"][key]) for name, key in POLICIES),
         _nearest(document),
         _trials(document),
+        _simulator(document),
         _confirmations(document),
         _method(document),
         _warnings(document),
@@ -150,6 +151,36 @@ def _trials(document: Mapping[str, Any]) -> str:
             )
         )
     return f"## Trials\n\n{_table(head, body)}"
+
+
+def _simulator(document: Mapping[str, Any]) -> str:
+    """What the simulator, calibrated on the run's own engine, says of its settings."""
+    view = document.get("simulator")
+    if view is None or view["median_error"] is None:
+        return ""
+    head = (
+        f"## Why\n\nA simulation of this engine, fitted to {view['fit']['n_steps']} of its steps "
+        f"({view['fit']['form']}), is off by {view['median_error']:.0%} in the run's own tokens/s "
+        "(median)"
+    )
+    if not view["is_trusted"]:
+        return f"{head}: too far to explain anything."
+    body = [
+        (str(limit["trial"]), f"{limit['load']:g}", limit["limited_by"], _safe(limit["text"]))
+        for limit in view["limits"]
+    ]
+    parts = [f"{head}. It says what each setting runs out of, and decides nothing."]
+    parts.append(_table(("trial", "at load", "limited by", "in numbers"), body))
+    for name, key in POLICIES:
+        steps = view["steps"][key]
+        if steps:
+            lines = [f"- {_safe(step['text'])}{_breaks(step)}" for step in steps]
+            parts.append(f"One step from {name}, at its load:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _breaks(step: Mapping[str, Any]) -> str:
+    return "" if step["holds"] else " - the SLO would not hold"
 
 
 def _confirmations(document: Mapping[str, Any]) -> str:
