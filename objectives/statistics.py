@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +46,25 @@ def percentile_interval(
     """
     if len(values) == 0:
         return Interval(None, None)
-    result = stats.quantile_test(np.asarray(values, dtype=float), p=percent / 100)
-    interval = result.confidence_interval(confidence_level=confidence)
-    return Interval(_finite(interval.low), _finite(interval.high))
+    low, high = _rank_bounds(len(values), percent, confidence)
+    ordered = np.sort(np.asarray(values, dtype=float))
+
+    def at(rank: int | None) -> float | None:
+        return None if rank is None else _finite(float(ordered[rank]))
+
+    return Interval(at(low), at(high))
+
+
+@lru_cache(maxsize=4096)
+def _rank_bounds(count: int, percent: float, confidence: float) -> tuple[int | None, int | None]:
+    """The ranks that bound a percentile, from 0; None where that side is unbounded.
+
+    They depend on how many values there are and not on which.
+    """
+    test = stats.quantile_test(np.arange(count, dtype=float), p=percent / 100)
+    interval = test.confidence_interval(confidence_level=confidence)
+    low, high = _finite(interval.low), _finite(interval.high)
+    return None if low is None else int(low), None if high is None else int(high)
 
 
 def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
@@ -66,6 +83,7 @@ def isotonic_fit(values: Sequence[float], *, weights: Sequence[float]) -> list[f
     return [float(value) for value in fit.x]
 
 
+@lru_cache(maxsize=4096)
 def share_interval(count: int, total: int, *, confidence: float = 0.95) -> Interval:
     """Exact (Clopper-Pearson) interval of a share, by `scipy.stats.binomtest`."""
     if total == 0:

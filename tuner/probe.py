@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from objectives import Probe, RequestRole, percentile, requests_needed
+from objectives import Probe, RequestRole, check_probes, percentile, requests_needed
 from tuner.clock import Clock
 from tuner.engines import Engine, Sampler, drain, summarise
 from tuner.errors import EngineDied, MeterError
@@ -47,9 +47,8 @@ def drive_probe(
         probe = _probe(probe_spec, report, sampler)
         # A fresh measurement is judged whole: a cut may take away what was slow by chance.
         probe = steady_part(probe, may_cut=point.may_stop_early)
-        if attempt + 1 == _ATTEMPTS or not should_be_longer(
-            probe, slo=spec.slo, workload=spec.workload
-        ):
+        checks = check_probes([probe], slo=spec.slo)
+        if attempt + 1 == _ATTEMPTS or not should_be_longer(probe, checks, workload=spec.workload):
             return probe
         probe_spec = replace(probe_spec, requests=LONGER * probe_spec.requests)
     raise MeterError(Failure(FailureKind.METER_SATURATED, problem))

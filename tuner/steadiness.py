@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from objectives import (
     Probe,
     RequestRole,
-    Slo,
-    check_probes,
+    SloCheck,
     is_carried,
     slo_holds,
     warm_up_cut,
@@ -39,15 +39,19 @@ def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     return replace(probe, unsteady=_overload(probe))
 
 
-def should_be_longer(probe: Probe, *, slo: Slo, workload: Workload) -> bool:
+def should_be_longer(probe: Probe, checks: Sequence[SloCheck], *, workload: Workload) -> bool:
     """Whether more requests could still change the verdict of a probe that is too short.
 
     Too few are left after the warm-up cut, or it never settled. Where the SLO fails all the same,
     or the probe ended because it does, nothing more is to be learned.
+
+    Args:
+        probe: as driven.
+        checks: of its targets.
+        workload: that was driven.
     """
     if probe.stopped_early:
         return False
-    checks = check_probes([probe], slo=slo)
     # Where the workload itself says how many requests, few are what the user asked for.
     is_short = workload.requests is None and any(c.n < c.n_needed for c in checks)
     return (is_short or bool(probe.unsteady)) and slo_holds(checks) is not False

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from objectives import Load, Probe, RequestFailure, RequestRecord, RequestRole, Slo, requests_needed
+from objectives import (
+    Load,
+    Probe,
+    RequestFailure,
+    RequestRecord,
+    RequestRole,
+    Slo,
+    check_probes,
+    requests_needed,
+)
 from tuner.load.early_stop import EarlyStop, Progress
 from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
@@ -23,7 +32,7 @@ def virtual_probe(
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
     probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
-    if should_be_longer(probe, slo=slo, workload=workload):
+    if should_be_longer(probe, check_probes([probe], slo=slo), workload=workload):
         requests *= LONGER
         probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
     return probe

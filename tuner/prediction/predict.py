@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from objectives import CapacitySearch, Load, LoadMode, Slo, compute_metrics, requests_needed
+from objectives import CapacitySearch, Load, LoadMode, Probe, Slo, compute_metrics, requests_needed
 from tuner.judging import judged_level
 from tuner.prediction.limiting import Limit, limit_of
 from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
@@ -76,9 +76,13 @@ class Predictor:
 
     def _level(self, engine: VirtualEngine, point: ProbePoint) -> LevelResult:
         probe = steady_part(self._drive(engine, point).probe, may_cut=True)
-        if should_be_longer(probe, slo=self.slo, workload=self.workload):
-            again = self._drive(engine, point, times=LONGER)
-            probe = steady_part(again.probe, may_cut=True)
+        level = self._judged(probe)
+        if should_be_longer(probe, level.checks, workload=self.workload):
+            again = self._drive(engine, point, times=LONGER).probe
+            level = self._judged(steady_part(again, may_cut=True))
+        return level
+
+    def _judged(self, probe: Probe) -> LevelResult:
         metrics = compute_metrics([probe], slo=self.slo)
         return judged_level(probe, metrics=metrics, slo=self.slo, measure_s=probe.end_s)
 
