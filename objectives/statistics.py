@@ -19,6 +19,14 @@ class Interval:
     low: float | None
     high: float | None
 
+    def joined(self, other: Interval) -> Interval:
+        """The interval that spans both; a side that either leaves open stays open."""
+        lows, highs = (self.low, other.low), (self.high, other.high)
+        return Interval(
+            None if None in lows else min(v for v in lows if v is not None),
+            None if None in highs else max(v for v in highs if v is not None),
+        )
+
 
 def percentile(values: Sequence[float] | NDArray[np.float64], percent: float) -> float | None:
     """The percentile by linear interpolation (numpy's default); None without values.

@@ -111,7 +111,10 @@ def _gain(recommendation: Recommendation) -> str:
         return "These are the engine's own defaults."
     ratio, interval = recommendation.throughput_ratio, recommendation.interval
     if ratio is None:
-        return "The defaults hold the SLO at no measured load, so there is no ratio to them."
+        return (
+            f"No fresh measurement of the defaults holds the SLO at {recommendation.cell.load}, "
+            "so there is no ratio to them."
+        )
     bounds = ""
     if interval.low is not None and interval.high is not None:
         bounds = f" (95 % interval {interval.low:.2f} to {interval.high:.2f})"
