@@ -43,7 +43,7 @@ def config_data(model: Path, **changes: Any) -> dict[str, Any]:
             },
         },
         "space": {"name": "cpu-smoke"},
-        "confirm": {"replicates": 2},
+        "confirm": {"replicates": 3},
         # Engine, meter and tuner share two cores.
         "meter": {"max_lag_ms": 500, "max_late_share": 0.5},
         **changes,
