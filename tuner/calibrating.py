@@ -7,28 +7,40 @@ from collections.abc import Sequence
 from tuner.config import RunConfig
 from tuner.errors import TunerError
 from tuner.launch_groups import limits_in_force
-from tuner.prediction.calibration import Calibration, CalibrationSample, KvSpace, calibrate
+from tuner.prediction.calibration import CalibrationSample, KvSpace, calibrate
 from tuner.prediction.iterations import parse_iterations
+from tuner.prediction.models import CalibratedModel
 from tuner.records import EngineConfig, LiveLimits, Outcome, Settings, TrialRecord
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.store.run_folder import RunFolder
 from tuner.trial import ITERATIONS_LOG
 
 
-def calibration_of_run(
-    folder: RunFolder, *, config: RunConfig, engine: EngineConfig
-) -> Calibration:
+def calibrated_model(
+    folder: RunFolder,
+    records: Sequence[TrialRecord],
+    *,
+    config: RunConfig,
+    engine: EngineConfig,
+) -> CalibratedModel:
     """Learn the engine of a run from the trials it measured live.
+
+    Args:
+        folder: of the run.
+        records: its trials.
+        config: of the run.
+        engine: how its engines were launched.
 
     Raises:
         TunerError: when there are none, or they are too few or too much alike.
     """
-    records = folder.trials()
-    samples = []
-    for record in records:
-        sample = _sample(record, records, folder, config, engine)
-        if sample is not None:
-            samples.append(sample)
+
+    def limits_of(settings: Settings) -> SchedulerLimits | None:
+        limits = limits_in_force(settings, engine=engine, records=records)
+        return None if limits is None else _as_scheduler_limits(limits)
+
+    found = (_sample(record, limits_of(record.settings), folder, config) for record in records)
+    samples = [sample for sample in found if sample is not None]
     kv = _kv_space(records)
     if not samples or kv is None:
         raise TunerError(
@@ -36,17 +48,9 @@ def calibration_of_run(
             "only trials measured on a live-retuned engine leave one"
         )
     try:
-        return calibrate(samples, kv=kv)
+        return CalibratedModel(calibrate(samples, kv=kv), limits_of)
     except ValueError as error:
         raise TunerError(f"{folder.path}: cannot be calibrated from: {error}") from error
-
-
-def scheduler_limits(
-    settings: Settings, records: Sequence[TrialRecord], engine: EngineConfig
-) -> SchedulerLimits | None:
-    """A setting's limits as the run's engine would resolve them; None where that is unknown."""
-    limits = limits_in_force(settings, engine=engine, records=records)
-    return None if limits is None else _as_scheduler_limits(limits)
 
 
 def _as_scheduler_limits(limits: LiveLimits) -> SchedulerLimits:
@@ -59,16 +63,13 @@ def _as_scheduler_limits(limits: LiveLimits) -> SchedulerLimits:
 
 
 def _sample(
-    record: TrialRecord,
-    records: Sequence[TrialRecord],
-    folder: RunFolder,
-    config: RunConfig,
-    engine: EngineConfig,
+    record: TrialRecord, limits: SchedulerLimits | None, folder: RunFolder, config: RunConfig
 ) -> CalibrationSample | None:
     is_live = record.live is not None and record.live.state == "used"
+    if not is_live or record.outcome is not Outcome.MEASURED or limits is None:
+        return None
     log = folder.artifact(record, ITERATIONS_LOG, kind="trials")
-    limits = scheduler_limits(record.settings, records, engine)
-    if not is_live or record.outcome is not Outcome.MEASURED or log is None or limits is None:
+    if log is None:
         return None
     # A probe that ended early has no steady state that a simulation could be compared with.
     probes = [p for p in folder.probes(record, kind="trials") if not p.stopped_early]

@@ -13,14 +13,13 @@ from typing import Any
 
 from objectives import Load, Metrics
 from search_spaces import IntRange, LogIntRange, Parameter, Value
-from tuner.calibrating import calibration_of_run, scheduler_limits
+from tuner.calibrating import calibrated_model
 from tuner.config import RunConfig
 from tuner.errors import TunerError
 from tuner.prediction.models import CalibratedModel, CannotRun
 from tuner.prediction.predict import Predictor
 from tuner.records import EngineConfig, LevelResult, Outcome, TrialRecord
 from tuner.report.explain import UNCHANGED, value_change
-from tuner.seeds import replicate_seed
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import best_level
 
@@ -52,26 +51,17 @@ def simulated_view(
         engine: how engines were launched.
         document: the report, for its recommendations.
     """
+    records = folder.trials()
     try:
-        calibration = calibration_of_run(folder, config=config, engine=engine)
+        model = calibrated_model(folder, records, config=config, engine=engine)
     except TunerError:
         return None
-    records = folder.trials()
-    simulation = _Simulation(
-        CalibratedModel(calibration, lambda s: scheduler_limits(s, records, engine)),
-        Predictor(
-            config.workload,
-            config.slo,
-            config.options.load,
-            seed=replicate_seed(config.options.seed, 0),
-            prompt_tokens=calibration.prompt_tokens,
-        ),
-    )
+    simulation = _Simulation(model, Predictor.of(config, model))
     measured = [r for r in records if r.outcome is Outcome.MEASURED and r.levels]
     errors = list(_errors(simulation, measured))
     typical = median(errors) if errors else None
     is_trusted = typical is not None and typical <= _MOST_ERROR
-    fit = calibration.fit
+    fit = model.calibration.fit
     return {
         "fit": {
             "form": fit.form,

@@ -17,7 +17,8 @@ from tuner.walks import (
     contender,
 )
 
-_FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
+# Where a search begins that nothing is known for.
+FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
 # A setting that has just beaten the incumbent's load is likely to end not far above it.
 _STEP_ABOVE_INCUMBENT = 1.15
 
@@ -36,7 +37,7 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
     rules = config.options.capacity
     is_integer = mode == "concurrency"
     search = CapacitySearch(
-        start=_FIRST_LOAD[mode],
+        start=FIRST_LOAD[mode],
         resolution=rules.resolution,
         is_integer=is_integer,
         max_load=rules.max_load,

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces import fingerprint
-from tuner.calibrating import calibration_of_run, scheduler_limits
+from tuner.calibrating import calibrated_model
 from tuner.clock import Clock
 from tuner.engines import launch_command
 from tuner.errors import UsageError
-from tuner.prediction.calibration import Calibration, KvSpace
-from tuner.prediction.models import CalibratedModel, EngineModel, ProfileModel
+from tuner.prediction.calibration import KvSpace
+from tuner.prediction.models import EngineModel, ProfileModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.sweep import PredictedSetting, Sweep, sweep
 from tuner.records import EngineConfig, LevelResult, Settings
 from tuner.report.document import checks_data, metrics_data, slo_data, workload_data
 from tuner.run import Plan, read_config, stored_engine
-from tuner.seeds import replicate_seed
 from tuner.simulator.profile import profile_names
 from tuner.store.run_folder import RunFolder
 
@@ -54,18 +53,8 @@ def predict_space(plan: Plan, sources: Sources, *, clock: Clock) -> dict[str, An
     """
     config = plan.config
     model, details = _model(plan, sources, clock)
-    options = config.options
-    predictor = Predictor(
-        config.workload,
-        config.slo,
-        options.load,
-        seed=replicate_seed(options.seed, 0),
-        prompt_tokens=model.prompt_tokens,
-        resolution=options.capacity.resolution,
-        max_load=options.capacity.max_load,
-    )
     settings = list(_settings(plan))
-    found = sweep(settings, model=model, predictor=predictor)
+    found = sweep(settings, model=model, predictor=Predictor.of(config, model))
     size = config.space.size
     return {
         "slo": slo_data(config.slo),
@@ -111,18 +100,12 @@ def _calibrated(
     folder = RunFolder.open(path, clock=clock)
     config = read_config(path)
     engine = stored_engine(folder, config)
-    calibration = calibration_of_run(folder, config=config, engine=engine)
+    model = calibrated_model(folder, folder.trials(), config=config, engine=engine)
     if kv_cache_tokens is not None:
-        block = calibration.kv.block_tokens
-        calibration = replace(calibration, kv=KvSpace(max(1, kv_cache_tokens // block), block))
-    records = folder.trials()
-    model = CalibratedModel(calibration, lambda s: scheduler_limits(s, records, engine))
-    return model, {"calibration": calibration_data(calibration, path)}
-
-
-def calibration_data(calibration: Calibration, path: Path) -> dict[str, Any]:
-    """A calibration as plain data."""
-    return {"run": str(path), **dataclasses.asdict(calibration)}
+        block = model.calibration.kv.block_tokens
+        kv = KvSpace(max(1, kv_cache_tokens // block), block)
+        model = replace(model, calibration=replace(model.calibration, kv=kv))
+    return model, {"calibration": {"run": str(path), **dataclasses.asdict(model.calibration)}}
 
 
 def _settings(plan: Plan) -> Iterator[Settings]:

@@ -159,6 +159,7 @@ def read_config(path: Path) -> RunConfig:
 def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
     """Make the report from the records, and write it in every form."""
     document = make_document(folder, config=config, engine=engine)
+    document["simulator"] = simulated_view(folder, config=config, engine=engine, document=document)
     folder.write_file(REPORT, dump_json(document))
     folder.write_file(_REPORT_MD, markdown_report(document).encode())
     _write_exports(folder, document)
@@ -168,7 +169,7 @@ def write_report(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) 
 def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig) -> dict[str, Any]:
     """The report document, from the records alone."""
     events = list(folder.events())
-    document = build_document(
+    return build_document(
         ReportInput(
             config=config,
             engine=engine,
@@ -184,8 +185,6 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
             is_complete=any(e["event"] == _FINISHED for e in events),
         )
     )
-    view = simulated_view(folder, config=config, engine=engine, document=document)
-    return {**document, "simulator": view}
 
 
 def report_of(path: Path, *, clock: Clock) -> dict[str, Any]:

@@ -114,19 +114,29 @@ def to_candidate(record: TrialRecord) -> Candidate:
 
 def best_level(record: TrialRecord) -> LevelResult | None:
     """The level that stands for a trial: its best within the SLO, else the lowest measured."""
-    if not record.levels:
-        return None
-    best = to_candidate(record).best_level
+    return level_of(to_candidate(record), record.levels)
+
+
+def level_of(candidate: Candidate, levels: Sequence[LevelResult]) -> LevelResult | None:
+    """The level that stands for a candidate: its best within the SLO, else the lowest."""
+    best = candidate.best_level
     if best is None:
-        return min(record.levels, key=lambda lv: lv.load.value)
-    return next(lv for lv in record.levels if lv.load.value == best.load)
+        return min(levels, key=lambda lv: lv.load.value, default=None)
+    return next(lv for lv in levels if lv.load.value == best.load)
 
 
 def target_load(
     records: Sequence[TrialRecord], *, wanted: float | None, mode: LoadMode
 ) -> float | None:
     """The load for latency-first: as wanted, else 70 % of the best trial's capacity."""
-    ranked = rank_throughput_first(measured_candidates(records))
+    return target_load_of(measured_candidates(records), wanted=wanted, mode=mode)
+
+
+def target_load_of(
+    candidates: Sequence[Candidate], *, wanted: float | None, mode: LoadMode
+) -> float | None:
+    """The same for any candidates."""
+    ranked = rank_throughput_first(candidates)
     if not ranked:
         return wanted
     capacity = ranked[0].capacity

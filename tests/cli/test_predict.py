@@ -10,21 +10,14 @@ import pytest
 import yaml
 
 from tests.cli.running import Answer, tune_many
+from tests.session.running import SMALL_RUN
 
 CONFIG: dict[str, Any] = {
     "slo": "p95_ttft=800ms,tpot=60ms",
     "engine": "simulated",
     "engine_arg": {"profile": "demo", "max_model_len": 4096},
     "workload": {
-        "classes": {
-            "short": {"share": 0.75, "prompt_tokens": [24, 96], "output_tokens": [24, 56]},
-            "long": {
-                "share": 0.25,
-                "kind": "log",
-                "prompt_tokens": [1200, 1400],
-                "output_tokens": [24, 56],
-            },
-        },
+        "classes": SMALL_RUN["workload"]["classes"],
         "min_requests": 60,
     },
     "space": {

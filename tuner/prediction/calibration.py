@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from scipy import optimize
@@ -93,7 +93,7 @@ def calibrate(samples: Sequence[CalibrationSample], *, kv: KvSpace) -> Calibrati
     """
     fit = fit_steps(join_iterations(sample.iterations for sample in samples))
     bare = Calibration(fit, kv, 0.0, _added_prompt_tokens(samples))
-    return Calibration(fit, kv, _request_overhead_s(samples, bare), bare.added_prompt_tokens)
+    return replace(bare, request_overhead_s=_request_overhead_s(samples, bare))
 
 
 def replay(
@@ -134,7 +134,7 @@ def _request_overhead_s(samples: Sequence[CalibrationSample], bare: Calibration)
     measured = [(s, probe, _median_ttft_ms(probe)) for s in samples for probe in s.probes]
 
     def misfit(overhead_s: float) -> float:
-        tried = Calibration(bare.fit, bare.kv, overhead_s, bare.added_prompt_tokens)
+        tried = replace(bare, request_overhead_s=overhead_s)
         total = 0.0
         for sample, probe, seen_ms in measured:
             predicted_ms = _median_ttft_ms(_again(sample, probe, tried))

@@ -10,8 +10,9 @@ from tuner.simulator.virtual import VirtualEngine, VirtualRun
 LimitKind = Literal[
     "max_num_seqs", "token_budget", "kv_space", "decode_bandwidth", "prefill_compute"
 ]
-_KV_FULL = 0.9
-_QUEUE_SHARE = 0.1
+# Also where the engine's own counters say it (`tuner.report.explain`).
+KV_FULL = 0.9
+QUEUE_SHARE = 0.1
 # Mean sequences so near their limit mean that it binds.
 _AT_LIMIT = 0.9
 
@@ -36,7 +37,7 @@ def limit_of(run: VirtualRun, engine: VirtualEngine) -> Limit:
     step spends its time on.
     """
     limits = engine.limits
-    if run.n_preemptions or (run.max_kv_usage >= _KV_FULL and _waits(run)):
+    if run.n_preemptions or (run.max_kv_usage >= KV_FULL and _waits(run)):
         return Limit(
             "kv_space",
             f"the KV cache is full ({run.max_kv_usage:.0%} of {engine.n_kv_blocks} blocks, "
@@ -51,7 +52,7 @@ def limit_of(run: VirtualRun, engine: VirtualEngine) -> Limit:
 
 
 def _waits(run: VirtualRun) -> bool:
-    return run.mean_waiting > _QUEUE_SHARE * max(run.mean_running, 1.0)
+    return run.mean_waiting > QUEUE_SHARE * max(run.mean_running, 1.0)
 
 
 def _step_limit(run: VirtualRun, engine: VirtualEngine) -> Limit:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from objectives import CapacitySearch, Load, LoadMode, Probe, Slo, compute_metrics, requests_needed
+from tuner.config import RunConfig
 from tuner.judging import judged_level
 from tuner.prediction.limiting import Limit, limit_of
+from tuner.prediction.models import EngineModel
 from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
+from tuner.seeds import replicate_seed
 from tuner.simulator.virtual import VirtualEngine
 from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.walks import CapacityWalk, LadderWalk
@@ -38,6 +41,20 @@ class Predictor:
     prompt_tokens: Callable[[PlannedSize], int] = attrgetter("prompt_tokens")
     resolution: float = 0.05
     max_load: float = 4096.0
+
+    @classmethod
+    def of(cls, config: RunConfig, model: EngineModel) -> Predictor:
+        """For the workload of a run, on the requests that its trials are measured with."""
+        options = config.options
+        return cls(
+            config.workload,
+            config.slo,
+            options.load,
+            seed=replicate_seed(options.seed, 0),
+            prompt_tokens=model.prompt_tokens,
+            resolution=options.capacity.resolution,
+            max_load=options.capacity.max_load,
+        )
 
     def level(self, engine: VirtualEngine, load: float) -> LevelResult:
         """One load, judged as a measurement of it would be."""

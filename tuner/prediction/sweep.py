@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from objectives import (
-    Candidate,
-    choose_target_load,
-    join_replicates,
-    rank_latency_first,
-    rank_throughput_first,
-)
+from objectives import Candidate, join_replicates, rank_latency_first, rank_throughput_first
+from tuner.loads import FIRST_LOAD
 from tuner.prediction.limiting import Limit
 from tuner.prediction.models import CannotRun, EngineModel
 from tuner.prediction.predict import Predictor
 from tuner.records import LevelResult, Settings
-
-_FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
+from tuner.verdict import level_of, target_load_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +44,7 @@ class PredictedSetting:
     @property
     def best_level(self) -> LevelResult | None:
         """The level that stands for it: its best within the SLO, else the lowest."""
-        best = self.candidate.best_level
-        if best is not None:
-            return self.level_at(best.load)
-        return min(self.levels, key=lambda lv: lv.load.value, default=None)
+        return level_of(self.candidate, self.levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +73,15 @@ def sweep(settings: Iterable[Settings], *, model: EngineModel, predictor: Predic
         predictor: of the workload.
     """
     found: list[PredictedSetting] = []
-    start = _FIRST_LOAD[predictor.mode]
+    start = FIRST_LOAD[predictor.mode]
     for number, wanted in enumerate(settings):
         predicted = _predict(number, wanted, model, predictor, start)
         found.append(predicted)
         # Neighbours carry about as much, so the search ends sooner from there.
         start = predicted.candidate.capacity or start
-    target = _target_load(found, predictor)
+    target = target_load_of(
+        [p.candidate for p in found], wanted=predictor.workload.target_load, mode=predictor.mode
+    )
     if target is not None:
         found = [_with_target(p, target, model, predictor) for p in found]
     candidates = [p.candidate for p in found]
@@ -115,16 +108,6 @@ def _predict(
     failing = [lv.load.value for lv in levels if not lv.holds and lv.load.value > capacity]
     limit = predictor.limit(engine, min(failing)) if failing else None
     return replace(predicted, limit=limit)
-
-
-def _target_load(found: Sequence[PredictedSetting], predictor: Predictor) -> float | None:
-    wanted = predictor.workload.target_load
-    capacities = [p.candidate for p in found if p.candidate.capacity is not None]
-    ranked = rank_throughput_first(capacities)
-    if not ranked or ranked[0].capacity is None:
-        return wanted
-    is_integer = predictor.mode == "concurrency"
-    return choose_target_load(ranked[0].capacity, wanted=wanted, is_integer=is_integer)
 
 
 def _with_target(

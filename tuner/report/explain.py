@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from objectives import Metrics, SloCheck
 from search_spaces import Value
+from tuner.prediction.limiting import KV_FULL, QUEUE_SHARE
 from tuner.records import LevelResult, TrialRecord
 from tuner.verdict import BASELINE, Cell, Recommendation, to_candidate
 
-_KV_FULL = 0.9
-_QUEUE_SHARE = 0.1
 UNCHANGED = "as before"
 # Changes below this are told as none.
 _NO_CHANGE = 0.005
@@ -38,16 +37,16 @@ def explain(recommendation: Recommendation, record: TrialRecord) -> list[str]:
 def bottleneck(metrics: Metrics, settings: Mapping[str, Value]) -> str:
     """What the engine ran out of first, from its own counters."""
     waiting, running, kv = metrics.waiting, metrics.running, metrics.kv_cache_usage
-    if metrics.preemption_count and (kv is None or kv >= _KV_FULL):
+    if metrics.preemption_count and (kv is None or kv >= KV_FULL):
         return (
             f"KV cache space is short ({metrics.preemption_count} preemptions): "
             "fewer sequences or more memory would help"
         )
     if waiting is None or running is None:
         return "the engine's counters are missing, so the cause is unknown"
-    if waiting > _QUEUE_SHARE * max(running, 1.0):
+    if waiting > QUEUE_SHARE * max(running, 1.0):
         reason = (
-            "the KV cache is full" if kv is not None and kv >= _KV_FULL else _queue_cause(settings)
+            "the KV cache is full" if kv is not None and kv >= KV_FULL else _queue_cause(settings)
         )
         return f"{waiting:.0f} requests wait while {running:.0f} run: {reason}"
     return (
