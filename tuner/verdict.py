@@ -88,9 +88,10 @@ class Decision:
     Attributes:
         verdict: improved, default_is_best or infeasible.
         baseline: the defaults' own fresh measurement; None when they were never confirmed.
-        throughput_first: None when nothing was confirmed.
+        throughput_first: what is certified, so the defaults only where they are; None when
+            nothing is.
         latency_first: likewise.
-        challenger: the best other setting when the defaults stay; None elsewhere.
+        challenger: under default_is_best the best other certified setting; None elsewhere.
         target_load: for latency-first; None when nothing holds.
     """
 
@@ -185,11 +186,11 @@ def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
     verdict: Verdict = "improved"
     if winner is None:
         verdict = "infeasible"
-    elif baseline is not None and not _is_better(winner, open_baseline):
+    elif not _is_better(winner, open_baseline):
         verdict = "default_is_best"
         others = [c for c in held if c.trial != BASELINE]
         challenger = _recommend(_best_throughput(others), open_baseline)
-        winner = baseline
+        winner = baseline or winner
     at_target = [c for c in held if c.load.value == target_load]
     return Decision(
         verdict=verdict,
@@ -270,9 +271,14 @@ def _best_throughput(cells: Sequence[Cell]) -> Cell | None:
 
 
 def _is_better(winner: Cell, baseline: Cell | None) -> bool:
-    """Whether the gain over the defaults is proven: the ratio's lower bound is at least 1."""
+    """Whether the gain over the defaults is proven: the ratio's lower bound is at least 1.
+
+    Defaults that were refuted at every load leave no ratio: the certificate alone decides.
+    """
     if winner.trial == BASELINE:
         return False
+    if baseline is None:
+        return True
     _, interval = throughput_ratio(winner, baseline)
     return interval.low is not None and interval.low >= 1.0
 

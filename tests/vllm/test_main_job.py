@@ -64,7 +64,8 @@ def test_an_slo_that_holds_ends_with_two_commands(tmp_path: Path, own_model: Pat
         assert found["confirmed"] is True
         assert str(own_model) in found["launch_command"]
         assert found["metrics"]["error_rate"] == 0.0
-        assert found["metrics"]["n_requests"] == 24
+        # Three replicates of eight requests; one that was not steady yet is driven for longer.
+        assert found["metrics"]["n_requests"] >= 24
         assert found["metrics"]["mean_output_tokens"] == 8.0
         assert found["metrics"]["kv_cache_usage"] is not None
         assert found["metrics"]["prefix_cache_hit_rate"] is not None

@@ -53,7 +53,10 @@ def verdict_text(document: Mapping[str, Any]) -> str:
         if challenger is None:
             return "default_is_best: no other setting was confirmed"
         number = challenger["trial"]
-        return f"default_is_best: trial {number} is not proven better ({_gain(challenger)})"
+        text = f"default_is_best: trial {number} is not proven better ({_gain(challenger)})"
+        if best["trial"] == number:
+            return f"{text}, though it is certified and the defaults are neither that nor refuted"
+        return text
     if best["vs_baseline"]["throughput_ratio"] is None:
         return "improved: the defaults meet the SLO at no measured load, this setting does"
     return f"improved: {_gain(best)}"
