@@ -36,7 +36,13 @@ from objectives.records import (
 )
 from objectives.sequential import Evidence, SequentialTest
 from objectives.slo import Metric, Slo, SloError, Target, parse_slo
-from objectives.statistics import Interval, NoiseModel, paired_ratio_interval, percentile
+from objectives.statistics import (
+    Interval,
+    NoiseModel,
+    paired_ratio_interval,
+    percentile,
+    rank_correlation,
+)
 from objectives.steady import grows, is_carried, warm_up_cut
 
 __all__ = [
@@ -80,6 +86,7 @@ __all__ = [
     "parse_slo",
     "percentile",
     "probe_verdict",
+    "rank_correlation",
     "rank_latency_first",
     "rank_throughput_first",
     "requests_needed",

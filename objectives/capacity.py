@@ -15,6 +15,8 @@ from objectives.statistics import isotonic_fit
 
 MAX_PROBES = 16
 _LARGEST_STEP = 2.0
+# An expectation is followed so far from what was measured, and no farther.
+_LARGEST_JUMP = 4.0
 # A rate so far below the first one is no load any more; concurrency ends at 1.
 _LARGEST_FALL = 16.0
 # A guess inside the bracket keeps this share of its width from either end.
@@ -63,6 +65,7 @@ class CapacitySearch:
         resolution: the relative width at which the search ends, as 0.05.
         is_integer: concurrency is a whole number, and 1 apart is as near as can be.
         max_load: never probe above.
+        expected: where a prediction has the capacity; the bracket is looked for there first.
     """
 
     start: float
@@ -70,6 +73,7 @@ class CapacitySearch:
     resolution: float = 0.05
     is_integer: bool = True
     max_load: float = 4096.0
+    expected: float | None = None
 
     def next_load(self, points: Sequence[LoadPoint]) -> float | None:
         """The load to probe next, or None when the capacity is known well enough."""
@@ -97,11 +101,24 @@ class CapacitySearch:
         return max(load / factor, self.start / _LARGEST_FALL)
 
     def _beyond(self, edge: float, points: Sequence[LoadPoint], *, is_up: bool) -> float | None:
-        """One step further than the edge; each step is twice as wide as the one before."""
+        """The expected load, else a step from the edge; each is twice as wide as the last."""
+        if self._is_worth_a_jump(edge, points, is_up=is_up):
+            assert self.expected is not None
+            return self._allowed(self.expected)
         steps = sum(p.load >= self.start if is_up else p.load <= self.start for p in points)
         factor = min(self.step ** (2 ** max(steps - 1, 0)), _LARGEST_STEP)
         load = self._up(edge, factor) if is_up else self._down(edge, factor)
         return load if (load > edge if is_up else load < edge) else None
+
+    def _is_worth_a_jump(self, edge: float, points: Sequence[LoadPoint], *, is_up: bool) -> bool:
+        """Whether the expectation lies beyond the edge, and nothing has spoken against it yet."""
+        if self.expected is None:
+            return False
+        factor = self.expected / edge if is_up else edge / self.expected
+        has_jumped = any(p.load == self._allowed(self.expected) for p in points)
+        # One load apart is no jump, and a prediction that far off is no prediction.
+        is_far = abs(self._allowed(self.expected) - edge) > (1 if self.is_integer else 0)
+        return not has_jumped and is_far and self.step <= factor <= _LARGEST_JUMP
 
     def _is_narrow(self, low: float, high: float) -> bool:
         if high <= low:

@@ -19,6 +19,7 @@ from search_spaces.parse import (
     preset_text,
     with_included,
 )
+from search_spaces.places import distance, place
 from search_spaces.rules import EngineFacts, Settings, first_broken_rule
 from search_spaces.space import Reference, Space, draw_value, fingerprint
 
@@ -37,11 +38,13 @@ __all__ = [
     "SpaceError",
     "SpaceSource",
     "Value",
+    "distance",
     "draw_value",
     "fingerprint",
     "first_broken_rule",
     "load_preset",
     "parse_space",
+    "place",
     "preset_names",
     "preset_text",
     "with_included",

@@ -82,6 +82,15 @@ class Space:
                 return settings
         return None
 
+    def candidates(self, count: int, *, seed: int) -> list[dict[str, Value]]:
+        """Every valid setting where there are at most so many, else so many drawn at random."""
+        size = self.size  # it is counted anew each time
+        if size is not None and size <= count:
+            return list(self.settings())
+        rng = random.Random(seed)
+        drawn = (self.sample(rng) for _ in range(count))
+        return [settings for settings in drawn if settings is not None]
+
     def contains(self, settings: Settings) -> bool:
         """Whether the settings are a point of the space (rules included)."""
         return (

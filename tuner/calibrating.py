@@ -1,17 +1,26 @@
-"""A run's own trials turned into a calibration: what its engines did, step by step."""
+"""A run's own trials turned into a calibration: what its engines did, step by step.
+
+Steps come from the engine's log where it was retuned live, else from when its chunks came.
+A calibration is kept in the run (`calibration.json`) and can be carried over to another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from tuner.config import RunConfig
 from tuner.errors import TunerError
 from tuner.launch_groups import limits_in_force
-from tuner.prediction.calibration import CalibrationSample, KvSpace, calibrate
-from tuner.prediction.iterations import parse_iterations
-from tuner.prediction.models import CalibratedModel
-from tuner.records import EngineConfig, LiveLimits, Outcome, Settings, TrialRecord
+from tuner.prediction.calibration import Calibration, CalibrationSample, KvSpace, calibrate
+from tuner.prediction.iterations import join_iterations, parse_iterations
+from tuner.prediction.models import CalibratedModel, CannotRun, EngineModel
+from tuner.prediction.predict import Predictor
+from tuner.prediction.reconstruct import reconstructed_iterations
+from tuner.prediction.stored import CALIBRATION, calibration_data, calibration_from
+from tuner.records import EngineConfig, LevelResult, LiveLimits, Outcome, Settings, TrialRecord
 from tuner.simulator.scheduler import SchedulerLimits
+from tuner.store.codec import dump_json
 from tuner.store.run_folder import RunFolder
 from tuner.trial import ITERATIONS_LOG
 
@@ -23,7 +32,7 @@ def calibrated_model(
     config: RunConfig,
     engine: EngineConfig,
 ) -> CalibratedModel:
-    """Learn the engine of a run from the trials it measured live.
+    """Learn the engine of a run from the trials it measured.
 
     Args:
         folder: of the run.
@@ -34,23 +43,78 @@ def calibrated_model(
     Raises:
         TunerError: when there are none, or they are too few or too much alike.
     """
-
-    def limits_of(settings: Settings) -> SchedulerLimits | None:
-        limits = limits_in_force(settings, engine=engine, records=records)
-        return None if limits is None else _as_scheduler_limits(limits)
-
+    limits_of = _limits_of(records, engine)
     found = (_sample(record, limits_of(record.settings), folder, config) for record in records)
     samples = [sample for sample in found if sample is not None]
     kv = _kv_space(records)
     if not samples or kv is None:
         raise TunerError(
-            f"{folder.path}: has no trial with a log of the engine's steps ({ITERATIONS_LOG}); "
-            "only trials measured on a live-retuned engine leave one"
+            f"{folder.path}: has no measured trial to learn from, with the engine's KV cache and "
+            f"resolved limits, and {ITERATIONS_LOG} or the requests"
         )
     try:
         return CalibratedModel(calibrate(samples, kv=kv), limits_of)
     except ValueError as error:
         raise TunerError(f"{folder.path}: cannot be calibrated from: {error}") from error
+
+
+def carried_model(
+    calibration: Calibration, records: Sequence[TrialRecord], *, engine: EngineConfig
+) -> CalibratedModel:
+    """Another run's engine with this run's KV cache and resolved defaults, as far as known."""
+    kv = _kv_space(records) or calibration.kv
+    return CalibratedModel(replace(calibration, kv=kv), _limits_of(records, engine))
+
+
+def stored_calibration(
+    folder: RunFolder, *, config: RunConfig, engine: EngineConfig
+) -> Calibration:
+    """The calibration of a finished or interrupted run: from its logs, else as it kept it.
+
+    Raises:
+        TunerError: when it has neither.
+    """
+    try:
+        found = calibrated_model(folder, folder.trials(), config=config, engine=engine)
+    except TunerError:
+        if not (folder.path / CALIBRATION).is_file():
+            raise
+    else:
+        return found.calibration
+    try:
+        return calibration_from(folder.read_json(CALIBRATION))
+    except ValueError as error:
+        raise TunerError(f"{folder.path / CALIBRATION}: {error}") from error
+
+
+def keep_calibration(folder: RunFolder, calibration: Calibration, *, trials: int) -> None:
+    """Write it into the run."""
+    folder.write_file(CALIBRATION, dump_json(calibration_data(calibration, trials=trials)))
+
+
+def compared_levels(
+    model: EngineModel, predictor: Predictor, records: Iterable[TrialRecord]
+) -> Iterator[tuple[LevelResult, LevelResult]]:
+    """Every level that was driven to its end, as measured and as the model has it."""
+    for record in records:
+        for level in record.levels:
+            if level.stopped_early:
+                continue
+            try:
+                engine = model.engine(record.settings)
+                yield level, predictor.level(engine, level.load.value)
+            except (CannotRun, ValueError):
+                continue
+
+
+def _limits_of(
+    records: Sequence[TrialRecord], engine: EngineConfig
+) -> Callable[[Settings], SchedulerLimits | None]:
+    def limits_of(settings: Settings) -> SchedulerLimits | None:
+        limits = limits_in_force(settings, engine=engine, records=records)
+        return None if limits is None else _as_scheduler_limits(limits)
+
+    return limits_of
 
 
 def _as_scheduler_limits(limits: LiveLimits) -> SchedulerLimits:
@@ -65,18 +129,22 @@ def _as_scheduler_limits(limits: LiveLimits) -> SchedulerLimits:
 def _sample(
     record: TrialRecord, limits: SchedulerLimits | None, folder: RunFolder, config: RunConfig
 ) -> CalibrationSample | None:
-    is_live = record.live is not None and record.live.state == "used"
-    if not is_live or record.outcome is not Outcome.MEASURED or limits is None:
+    if record.outcome is not Outcome.MEASURED or limits is None:
         return None
+    every = folder.probes(record, kind="trials")
     log = folder.artifact(record, ITERATIONS_LOG, kind="trials")
-    if log is None:
+    if log is None and not every:
         return None
-    # A probe that ended early has no steady state that a simulation could be compared with.
-    probes = [p for p in folder.probes(record, kind="trials") if not p.stopped_early]
     try:
-        iterations = parse_iterations(log)
+        iterations = (
+            join_iterations(reconstructed_iterations(probe, limits) for probe in every)
+            if log is None
+            else parse_iterations(log)
+        )
     except ValueError as error:
         raise TunerError(f"trial {record.number}: {error}") from error
+    # A probe that ended early has no steady state that a simulation could be compared with.
+    probes = [probe for probe in every if not probe.stopped_early]
     return CalibrationSample(limits, config.workload, tuple(probes), iterations)
 
 

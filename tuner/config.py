@@ -140,6 +140,8 @@ class ConfigModel(BaseModel):
     trials: int = Field(default=24, ge=1, le=100_000)
     budget: Annotated[float | None, BeforeValidator(_as_budget_s)] = Field(default=None, gt=0)
     live: bool = True
+    prior: bool = True
+    calibration: Path | None = None
     sampler: Literal["tpe", "gp", "random"] = "tpe"
     seed: int = Field(default=0, ge=0, le=2**31)
     runs_dir: Path = Path("runs")

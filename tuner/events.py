@@ -10,6 +10,13 @@ from typing import Any
 SESSION_ENDED = "session_ended"
 # Carries `worker`: which one gets no more work, because it is slower than the others.
 WORKER_SET_ASIDE = "worker_set_aside"
+# Carries `trials` it was learned from, `predicted` settings, `picks`, `wall_s`, and the
+# `rank_correlation` with what was measured until then; None before there is enough.
+PRIOR_LEARNED = "prior_learned"
+# Carries `median_error` of another run's calibration on the defaults, and `is_trusted`.
+PRIOR_CHECKED = "prior_checked"
+# Carries `rank_correlation` over `trials`: the simulator guides no further trial.
+PRIOR_DROPPED = "prior_dropped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from objectives import Load, Metrics
 from search_spaces import IntRange, LogIntRange, Parameter, Value
-from tuner.calibrating import calibrated_model
+from tuner.calibrating import calibrated_model, compared_levels
 from tuner.config import RunConfig
 from tuner.errors import TunerError
 from tuner.prediction.models import CalibratedModel, CannotRun
 from tuner.prediction.predict import Predictor
+from tuner.prediction.residuals import MOST_ERROR, Residuals
 from tuner.records import EngineConfig, LevelResult, Outcome, TrialRecord
 from tuner.report.explain import UNCHANGED, value_change
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import best_level
 
-# Predictions of the run's own levels may be off by so much before nothing more is said.
-_MOST_ERROR = 0.2
 # So many values next to each other are looked at one by one; in longer ranges a step is a factor.
 _FEW_VALUES = 20
 
@@ -58,9 +56,10 @@ def simulated_view(
         return None
     simulation = _Simulation(model, Predictor.of(config, model))
     measured = [r for r in records if r.outcome is Outcome.MEASURED and r.levels]
-    errors = list(_errors(simulation, measured))
-    typical = median(errors) if errors else None
-    is_trusted = typical is not None and typical <= _MOST_ERROR
+    compared = compared_levels(model, simulation.predictor, measured)
+    residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in compared)
+    typical = residuals.median_error("output_tokens_per_s")
+    is_trusted = typical is not None and typical <= MOST_ERROR
     fit = model.calibration.fit
     return {
         "fit": {
@@ -78,21 +77,6 @@ def simulated_view(
             for key, found in document["recommendations"].items()
         },
     }
-
-
-def _errors(simulation: _Simulation, records: list[TrialRecord]) -> Iterator[float]:
-    """How far predicted tokens/s are off, over the levels that were driven to their end."""
-    for record in records:
-        for level in record.levels:
-            seen = level.metrics.output_tokens_per_s
-            if level.stopped_early or not seen:
-                continue
-            try:
-                said = simulation.level(record.settings, level.load.value).metrics
-            except (CannotRun, ValueError):
-                continue
-            if said.output_tokens_per_s:
-                yield abs(said.output_tokens_per_s / seen - 1)
 
 
 def _limits(simulation: _Simulation, records: list[TrialRecord]) -> Iterator[dict[str, Any]]:

@@ -21,13 +21,22 @@ from tuner.walks import (
 FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
 # A setting that has just beaten the incumbent's load is likely to end not far above it.
 _STEP_ABOVE_INCUMBENT = 1.15
+_STEP_FROM_EXPECTED = 1.15
+_STEP_FROM_NOTHING = 2.0
 
 
-def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
+def search_walk(
+    config: RunConfig, records: Sequence[TrialRecord], *, expected: float | None = None
+) -> LoadWalk:
     """A ladder where the workload names its loads, else a race against the best setting so far.
 
     Before anything holds there is nothing to race against, and a setting looks for its capacity.
     What would become the best has to hold on further seeds.
+
+    Args:
+        config: of the run.
+        records: of the search so far.
+        expected: the capacity that a prediction has for the setting, if there is one.
     """
     mode, workload = config.options.load, config.workload
     seed = replicate_seed(config.options.seed, 0)
@@ -37,7 +46,8 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
     rules = config.options.capacity
     is_integer = mode == "concurrency"
     search = CapacitySearch(
-        start=FIRST_LOAD[mode],
+        start=expected or FIRST_LOAD[mode],
+        step=_STEP_FROM_EXPECTED if expected else _STEP_FROM_NOTHING,
         resolution=rules.resolution,
         is_integer=is_integer,
         max_load=rules.max_load,
@@ -53,6 +63,7 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
         resolution=rules.resolution,
         is_integer=is_integer,
         max_load=rules.max_load,
+        expected=expected,
     )
     race = RaceWalk(CapacityWalk(above, mode, seed, config.slo), target, best)
     return PromotionWalk(race, further, best)
@@ -61,6 +72,12 @@ def search_walk(config: RunConfig, records: Sequence[TrialRecord]) -> LoadWalk:
 def incumbent(records: Sequence[TrialRecord]) -> Incumbent | None:
     """The setting with the most output tokens/s within the SLO; None where none holds."""
     return _reigns(records)[0]
+
+
+def best_trial(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The trial of the incumbent; None where no setting holds."""
+    lost = races_lost_in_a_row(records)
+    return records[len(records) - 1 - lost] if incumbent(records) else None
 
 
 def races_lost_in_a_row(records: Sequence[TrialRecord]) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from search_spaces import fingerprint
-from tuner.calibrating import calibrated_model
+from tuner.calibrating import carried_model, compared_levels, stored_calibration
 from tuner.clock import Clock
 from tuner.engines import launch_command
 from tuner.errors import UsageError
 from tuner.prediction.calibration import KvSpace
 from tuner.prediction.models import EngineModel, ProfileModel
 from tuner.prediction.predict import Predictor
+from tuner.prediction.residuals import COMPARED, Residuals
 from tuner.prediction.sweep import PredictedSetting, Sweep, sweep
 from tuner.records import EngineConfig, LevelResult, Settings
 from tuner.report.document import checks_data, metrics_data, slo_data, workload_data
@@ -52,27 +52,42 @@ def predict_space(plan: Plan, sources: Sources, *, clock: Clock) -> dict[str, An
         TunerError: when a run cannot be calibrated from.
     """
     config = plan.config
-    model, details = _model(plan, sources, clock)
+    known = _knowledge(plan, sources, clock)
+    model, residuals = known.model, known.residuals
     settings = list(_settings(plan))
     found = sweep(settings, model=model, predictor=Predictor.of(config, model))
     size = config.space.size
     return {
         "slo": slo_data(config.slo),
         "source": model.source,
-        **details,
+        **known.details,
+        "residuals": _residuals_data(residuals),
         "model": plan.engine.config.model,
         "workload": workload_data(config),
         "space": {"name": config.space.name, "size": size, "predicted": len(settings)},
         "target_load": found.target_load,
-        "predictions": [_prediction(p, found, plan.engine.config) for p in found.predictions],
+        "predictions": [
+            _prediction(p, found, plan.engine.config, residuals) for p in found.predictions
+        ],
         "recommendations": {
-            "throughput_first": _pick(found, found.throughput_first, plan, at_target=False),
-            "latency_first": _pick(found, found.latency_first, plan, at_target=True),
+            "throughput_first": _pick(found, found.throughput_first, plan, residuals),
+            "latency_first": _pick(
+                found, found.latency_first, plan, residuals, load=found.target_load
+            ),
         },
     }
 
 
-def _model(plan: Plan, sources: Sources, clock: Clock) -> tuple[EngineModel, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Knowledge:
+    """What is known of an engine, where from, and how far off it was seen to be."""
+
+    model: EngineModel
+    details: dict[str, Any]
+    residuals: Residuals
+
+
+def _knowledge(plan: Plan, sources: Sources, clock: Clock) -> _Knowledge:
     if sources.calibration is not None:
         return _calibrated(sources.calibration, sources.kv_cache_tokens, clock)
     if sources.kv_cache_tokens is not None:
@@ -91,41 +106,66 @@ def _model(plan: Plan, sources: Sources, clock: Clock) -> tuple[EngineModel, dic
     if str(profile).lower() not in (name.lower() for name in profile_names()):
         raise UsageError([f"--profile {profile}: unknown; there are: {names}"])
     fixed = {**engine.fixed, "profile": profile}
-    return ProfileModel(replace(engine, kind="simulated", fixed=fixed)), {"profile": profile}
+    model = ProfileModel(replace(engine, kind="simulated", fixed=fixed))
+    return _Knowledge(model, {"profile": profile}, Residuals.of([]))
 
 
-def _calibrated(
-    path: Path, kv_cache_tokens: int | None, clock: Clock
-) -> tuple[EngineModel, dict[str, Any]]:
+def _calibrated(path: Path, kv_cache_tokens: int | None, clock: Clock) -> _Knowledge:
     folder = RunFolder.open(path, clock=clock)
     config = read_config(path)
     engine = stored_engine(folder, config)
-    model = calibrated_model(folder, folder.trials(), config=config, engine=engine)
+    records = folder.trials()
+    calibration = stored_calibration(folder, config=config, engine=engine)
+    model = carried_model(calibration, records, engine=engine)
+    compared = compared_levels(model, Predictor.of(config, model), records)
+    residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in compared)
     if kv_cache_tokens is not None:
         block = model.calibration.kv.block_tokens
         kv = KvSpace(max(1, kv_cache_tokens // block), block)
         model = replace(model, calibration=replace(model.calibration, kv=kv))
-    return model, {"calibration": {"run": str(path), **dataclasses.asdict(model.calibration)}}
+    details = {"calibration": {"run": str(path), **dataclasses.asdict(model.calibration)}}
+    return _Knowledge(model, details, residuals)
+
+
+def _residuals_data(residuals: Residuals) -> dict[str, Any]:
+    """How predictions of the calibrating run's own levels stood to what was measured there."""
+    found = {}
+    for name in COMPARED:
+        band = residuals.band(name)
+        found[name] = {
+            "n": len(residuals.ratios[name]),
+            "median_error": residuals.median_error(name),
+            "low": None if band is None else band.low,
+            "high": None if band is None else band.high,
+        }
+    return found
+
+
+def _bands(level: LevelResult | None, residuals: Residuals) -> dict[str, Any]:
+    """Where a measurement is to be expected, by metric; empty where that is not known."""
+    if level is None:
+        return {}
+    found = {}
+    for name in COMPARED:
+        band, value = residuals.band(name), getattr(level.metrics, name)
+        if band is not None and value is not None:
+            found[name] = {"low": value * band.low, "high": value * band.high}
+    return found
 
 
 def _settings(plan: Plan) -> Iterator[Settings]:
     """The defaults and named settings, then the space, or what is drawn of a large one."""
     known: set[str] = set()
-    space = plan.config.space
-    rng = random.Random(plan.config.options.seed)
-    size = space.size
-    if size is not None and size <= MOST_SETTINGS:
-        rest: Iterator[Settings] = iter(space.settings())
-    else:
-        drawn = (space.sample(rng) for _ in range(MOST_SETTINGS))
-        rest = (s for s in drawn if s is not None)
+    rest = plan.config.space.candidates(MOST_SETTINGS, seed=plan.config.options.seed)
     for settings in itertools.chain((s for _, s in plan.references), rest):
         if fingerprint(settings) not in known:
             known.add(fingerprint(settings))
             yield settings
 
 
-def _prediction(predicted: PredictedSetting, found: Sweep, engine: EngineConfig) -> dict[str, Any]:
+def _prediction(
+    predicted: PredictedSetting, found: Sweep, engine: EngineConfig, residuals: Residuals
+) -> dict[str, Any]:
     level = predicted.best_level
     at_target = None if found.target_load is None else predicted.level_at(found.target_load)
     limit = predicted.limit
@@ -136,6 +176,7 @@ def _prediction(predicted: PredictedSetting, found: Sweep, engine: EngineConfig)
         "capacity": predicted.candidate.capacity,
         "load": None if level is None else dataclasses.asdict(level.load),
         "metrics": None if level is None else metrics_data(level.metrics),
+        "bands": _bands(level, residuals),
         "slo_checks": [] if level is None else checks_data(level.checks),
         "worst_ratio_at_target": None if at_target is None else at_target.worst_ratio,
         "limited_by": None if limit is None else limit.kind,
@@ -144,14 +185,20 @@ def _prediction(predicted: PredictedSetting, found: Sweep, engine: EngineConfig)
 
 
 def _pick(
-    found: Sweep, number: int | None, plan: Plan, *, at_target: bool
+    found: Sweep,
+    number: int | None,
+    plan: Plan,
+    residuals: Residuals,
+    *,
+    load: float | None = None,
 ) -> dict[str, Any] | None:
+    """A policy's pick, at a load or else at its best one."""
     if number is None:
         return None
     predicted = found.predictions[number]
     level: LevelResult | None = predicted.best_level
-    if at_target and found.target_load is not None:
-        level = predicted.level_at(found.target_load) or level
+    if load is not None:
+        level = predicted.level_at(load) or level
     assert level is not None
     return {
         "number": number,
@@ -159,6 +206,7 @@ def _pick(
         "launch_command": launch_command(plan.engine.config, predicted.settings),
         "load": dataclasses.asdict(level.load),
         "metrics": metrics_data(level.metrics),
+        "bands": _bands(level, residuals),
         "slo_checks": checks_data(level.checks),
         "worst_ratio": level.worst_ratio,
         "holds": level.holds,

@@ -10,6 +10,12 @@ from typing import Any
 
 from objectives import Policy
 from search_spaces import EngineFacts, Space, fingerprint
+from tuner.calibrating import (
+    calibrated_model,
+    carried_model,
+    keep_calibration,
+    stored_calibration,
+)
 from tuner.clock import Clock
 from tuner.config import RunConfig, load_stored_config
 from tuner.engines.resolve import ResolvedEngine, resolve_engine
@@ -19,10 +25,14 @@ from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.explaining import simulated_view
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
+from tuner.guiding import Guide, SimulatorGuide
 from tuner.interrupts import HeldInterrupts
-from tuner.records import EngineConfig, Settings
+from tuner.prediction.calibration import Calibration
+from tuner.prediction.models import EngineModel
+from tuner.records import EngineConfig, Settings, TrialRecord
 from tuner.report.document import ReportInput, build_document
 from tuner.report.markdown import markdown_report
+from tuner.report.prior import prior_data
 from tuner.store.codec import dump_json
 from tuner.store.run_folder import CONFIG, EXPORT, REPORT, RunFolder
 
@@ -178,6 +188,7 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
             confirmations=folder.trials(kind="confirmations"),
             canaries=folder.trials(kind="canaries"),
             set_aside=[str(e["worker"]) for e in events if e["event"] == WORKER_SET_ASIDE],
+            prior=prior_data(events),
             probes_of=lambda record: folder.probes(record, kind="confirmations"),
             run_id=folder.run_id,
             wall_s=sum(e.get("wall_s", 0.0) for e in events if e["event"] == SESSION_ENDED),
@@ -218,7 +229,7 @@ def _work(
 
     started_s = clock.now_s()
     tell(Event("session_started", {"folder": str(folder.path)}, plan))
-    folder.write_file("engine.json", dump_json(_engine_data(engine)))
+    folder.write_file("engine.json", dump_json(engine_data(engine)))
     is_interrupted = False
     # Held to the end: a second Ctrl-C must neither leave engines behind nor half a report.
     with HeldInterrupts() as interrupts:
@@ -264,6 +275,8 @@ def _search_and_confirm(
         for listener in listeners:
             listener(event)
 
+    # A calibration that cannot be read is told before any engine starts.
+    guide = make_guide(plan, folder, clock=clock, tell=tell)
     with working_fleet(plan, interrupts=interrupts, tell=tell) as fleet:
         parts = SessionParts(
             config=config,
@@ -275,8 +288,41 @@ def _search_and_confirm(
             listeners=listeners,
             gpu=gpu_name(hardware),
             check_interrupted=interrupts.check,
+            guide=guide,
         )
         Session(parts).run()
+
+
+def calibration_of(path: Path, *, clock: Clock) -> Calibration:
+    """What another run knew of its engine.
+
+    Raises:
+        TunerError: when it is no run, or has nothing to learn from.
+    """
+    folder, config, engine = _stored_run(path, clock=clock)
+    return stored_calibration(folder, config=config, engine=engine)
+
+
+def make_guide(plan: Plan, folder: RunFolder, *, clock: Clock, tell: Listener) -> Guide | None:
+    """The simulator, where the run wants it and leaves logs to learn from."""
+    config, engine = plan.config, plan.engine.config
+    if not config.options.prior:
+        return None
+    path = config.options.calibration
+    other = None if path is None else calibration_of(path, clock=clock)
+
+    def learn(records: Sequence[TrialRecord]) -> EngineModel:
+        model = calibrated_model(folder, records, config=config, engine=engine)
+        keep_calibration(folder, model.calibration, trials=len(records))
+        return model
+
+    def carried(records: Sequence[TrialRecord]) -> EngineModel:
+        assert other is not None
+        return carried_model(other, records, engine=engine)
+
+    return SimulatorGuide(
+        config, learn=learn, carried=carried if other else None, tell=tell, clock=clock
+    )
 
 
 def make_fleet(plan: Plan) -> Fleet:
@@ -352,8 +398,8 @@ def _event_writer(folder: RunFolder) -> Listener:
     return write
 
 
-def _engine_data(engine: EngineConfig) -> dict[str, Any]:
-    """How engines were launched, so that a report can be made again on another machine."""
+def engine_data(engine: EngineConfig) -> dict[str, Any]:
+    """How engines are launched, so that a report can be made again on another machine."""
     return {"kind": engine.kind, "command": list(engine.command), "model_flag": engine.model_flag}
 
 

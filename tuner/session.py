@@ -22,6 +22,7 @@ from tuner.confirming import (
 from tuner.errors import TunerError
 from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.fleet import Fleet
+from tuner.guiding import Guide
 from tuner.jobs import Job, JobRunner, confirmation_job, record_of
 from tuner.latency_trials import LATENCY_LABEL, LATENCY_TRIALS, latency_trial
 from tuner.launch_groups import LaunchGroups
@@ -66,6 +67,7 @@ class SessionParts:
         gpu: the hardware's name, for the record sheets.
         check_interrupted: raises KeyboardInterrupt when the user wants to stop; asked where no
             write is half done.
+        guide: helps the search along; None for a search on its own.
     """
 
     config: RunConfig
@@ -77,6 +79,7 @@ class SessionParts:
     listeners: Sequence[Listener]
     gpu: str
     check_interrupted: Callable[[], None] = lambda: None
+    guide: Guide | None = None
 
 
 class Session:
@@ -180,13 +183,25 @@ class Session:
     def _proposed_job(self) -> Job | None:
         if self._is_patience_over():
             return None
+        self._ask_guide()
         number = self._free_number(self._records, "trials")
         proposal = self._parts.search.propose(number)
         if proposal is None:
             return None
-        walk = search_walk(self._parts.config, self._records)
+        guide = self._parts.guide
+        expected = guide.expected_capacity(proposal.settings) if guide else None
+        walk = search_walk(self._parts.config, self._records, expected=expected)
         spec = self._spec(number, proposal.settings, walk, origin=proposal.origin)
         return Job(spec, proposal=proposal)
+
+    def _ask_guide(self) -> None:
+        """For suggestions, once all that it suggested before are measured."""
+        search, guide = self._parts.search, self._parts.guide
+        is_busy = search.waiting or any(p.origin == "simulator" for p in self._jobs.proposals)
+        if guide is None or is_busy:
+            return
+        for suggestion in guide.suggestions(self._records):
+            search.suggest(suggestion)
 
     def _canary_job(self, *, is_last: bool) -> Job | None:
         canary = self._canaries.next(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from objectives import compute_metrics
 from search_spaces import fingerprint
+from tests.fakes.logged_model import LoggedModel, iterations_csv
 from tests.fakes.virtual_probe import virtual_probe
 from tuner.engines import launch_command, merged_settings, to_arguments
 from tuner.fleet import Completion, Placement, WorkerInfo
@@ -27,9 +28,11 @@ from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
 from tuner.simulator.virtual import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
+from tuner.trial import ITERATIONS_LOG
 
 Sabotage = Callable[[TrialSpec, int], Failure | None]
 _START_S = 60.0
+_MOST_STEPS = 20_000
 _UNDER_LOAD = frozenset(
     {
         FailureKind.CRASH_UNDER_LOAD,
@@ -131,7 +134,7 @@ class VirtualFleet:
         self._attempts[key] = self._attempts.get(key, 0) + 1
         failure = self._sabotage(spec, self._attempts[key])
         levels: list[LevelResult] = []
-        log = b""
+        artifacts: dict[str, bytes] = {REQUESTS_LOG: b""}
         setup = None
         if failure is None:
             try:
@@ -140,7 +143,7 @@ class VirtualFleet:
                 failure = Failure(FailureKind.INVALID_SETTINGS, str(error).splitlines()[0])
             else:
                 engine = _slowed(_retuned(setup, spec), self.slowness.get(worker, 1.0))
-                log = _walk(spec, engine, levels)
+                artifacts = _walk(spec, engine, levels)
         starts = 0 if failure is None and self._is_kept(spec, worker) else 1
         if failure is not None:
             self._kept.pop(worker, None)
@@ -161,7 +164,7 @@ class VirtualFleet:
             startup_s=_START_S if starts else None,
             measure_s=measure_s,
             worker=worker,
-            artifacts={REQUESTS_LOG: log},
+            artifacts=artifacts,
             fidelity=_fidelity(spec, failure),
             live=_live_use(spec, failure),
         )
@@ -212,11 +215,16 @@ def _info(setup: EngineSetup | None) -> EngineInfo:
         max_num_batched_tokens=setup.limits.max_num_batched_tokens,
         enable_chunked_prefill=setup.limits.enable_chunked_prefill,
         max_num_seqs=setup.limits.max_num_seqs,
+        kv_block_tokens=setup.arguments.block_size,
     )
 
 
-def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> bytes:
+def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> dict[str, bytes]:
+    """Drive all loads; a live engine leaves a log of its steps, of the first ones at least."""
     log = b""
+    logged = LoggedModel.of(engine.step_model, noise_share=engine.noise_share, is_noise_felt=False)
+    if spec.live is not None:
+        engine = replace(engine, step_model=logged)
     while (point := spec.walk.next_point(levels)) is not None:
         probe = virtual_probe(
             engine, point, workload=spec.workload, slo=spec.slo, noise_seed=point.seed
@@ -224,7 +232,8 @@ def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> 
         metrics = compute_metrics([probe], slo=spec.slo)
         log += request_lines(probe)
         levels.append(judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=probe.end_s))
-    return log
+    steps = logged.rows[:_MOST_STEPS]
+    return {REQUESTS_LOG: log, **({ITERATIONS_LOG: iterations_csv(steps)} if steps else {})}
 
 
 def _slowed(engine: VirtualEngine, factor: float) -> VirtualEngine:

@@ -42,6 +42,34 @@ def test_any_capacity_is_found_within_the_resolution(
     assert all(load == round(load) >= 1 for load in loads)
 
 
+@given(capacity=st.floats(1.0, 2000.0), start=st.integers(1, 512), expected=st.floats(1.0, 2000.0))
+def test_a_wrong_expectation_costs_probes_and_nothing_else(
+    capacity: float, start: int, expected: float
+) -> None:
+    """Whatever is expected, the capacity found is the same as without, and no load is repeated."""
+    search = CapacitySearch(start=float(start), step=1.15, expected=expected)
+    points = _search(search, capacity)
+    found = fit_capacity(points).highest_held
+    assert found is not None
+    assert capacity - found <= max(1.0, 0.05 * found) + 1e-9
+    loads = [p.load for p in points]
+    assert len(set(loads)) == len(loads)
+    # An expectation far from all that was measured is none.
+    assert all(later <= 4 * max(earlier) for later, earlier in _with_earlier(loads))
+
+
+def _with_earlier(loads: list[float]) -> list[tuple[float, list[float]]]:
+    return [(loads[i], loads[:i]) for i in range(1, len(loads))]
+
+
+def test_a_right_expectation_saves_probes() -> None:
+    """From 32 to 100: at once to where it is expected, instead of step by step."""
+    plain = _search(CapacitySearch(start=32.0, step=1.15), 100.0)
+    helped = _search(CapacitySearch(start=32.0, step=1.15, expected=98.0), 100.0)
+    assert [p.load for p in helped][:2] == [32.0, 98.0]
+    assert len(helped) < len(plain)
+
+
 @given(start=st.floats(0.5, 20.0), times=st.floats(0.07, 100.0), power=st.floats(0.5, 8.0))
 def test_rates_are_found_within_the_resolution(start: float, times: float, power: float) -> None:
     """Requests per second are no whole numbers; down to a sixteenth of the first one."""

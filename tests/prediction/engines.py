@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from objectives import Load
+from tests.fakes.logged_model import LoggedModel, iterations_of
 from tuner.prediction.calibration import CalibrationSample
-from tuner.prediction.iterations import Iterations
 from tuner.prediction.virtual_probe import virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.cost_model import StepTimeModel
@@ -26,24 +23,6 @@ WORKLOAD = Workload(
     requests=60,
 )
 TEMPLATE_TOKENS = 30
-
-
-@dataclass(frozen=True)
-class LoggedModel(StepTimeModel):
-    """A step-time model with noise that keeps what it was asked."""
-
-    noise_share: float = 0.0
-    rows: list[tuple[float, ...]] = field(default_factory=list)
-    rng: random.Random = field(default_factory=lambda: random.Random(4))
-
-    def seconds(
-        self, prefill_tokens: int, decode_seqs: int, kv_tokens: int, attn_tokens: float
-    ) -> float:
-        """The time of a step, noted."""
-        exact_s = super().seconds(prefill_tokens, decode_seqs, kv_tokens, attn_tokens)
-        elapsed_s = exact_s * float(np.exp(self.rng.gauss(0, self.noise_share)))
-        self.rows.append((elapsed_s, prefill_tokens, decode_seqs, kv_tokens, attn_tokens))
-        return elapsed_s
 
 
 @dataclass(frozen=True)
@@ -71,10 +50,7 @@ class MadeUpEngine:
         seed: int = 7,
     ) -> CalibrationSample:
         """Drive one probe."""
-        names = StepTimeModel.__dataclass_fields__
-        logged = LoggedModel(
-            **{name: getattr(self.model, name) for name in names}, noise_share=self.noise_share
-        )
+        logged = LoggedModel.of(self.model, noise_share=self.noise_share)
         engine = VirtualEngine(
             limits, logged, n_kv_blocks=self.blocks, request_overhead_s=self.overhead_s
         )
@@ -86,25 +62,8 @@ class MadeUpEngine:
             requests=workload.requests,
             prompt_tokens_of=_with_template,
         ).probe
-        return CalibrationSample(limits, workload, (probe,), _iterations(logged.rows))
+        return CalibrationSample(limits, workload, (probe,), iterations_of(logged.rows))
 
 
 def _with_template(size: PlannedSize) -> int:
     return size.prompt_tokens + TEMPLATE_TOKENS
-
-
-def _iterations(rows: list[tuple[float, ...]]) -> Iterations:
-    table = np.array(rows)
-    elapsed_s = table[:, 0]
-    zeros = np.zeros(len(rows))
-    return Iterations(
-        start_s=np.cumsum(elapsed_s) - elapsed_s,
-        elapsed_s=elapsed_s,
-        prefill_tokens=table[:, 1],
-        decode_seqs=table[:, 2],
-        kv_tokens=table[:, 3],
-        attn_tokens=table[:, 4],
-        running=table[:, 2],
-        waiting=zeros,
-        preemptions=zeros,
-    )

@@ -30,7 +30,7 @@ from search_spaces import (
     fingerprint,
     load_preset,
 )
-from tuner.search import VIOLATION_CAP, Observation, Proposal
+from tuner.search import VIOLATION_CAP, Observation, Proposal, Suggestion
 from tuner.search.optuna_search import OptunaSearch, SamplerName
 
 SLO = parse_slo("p95_ttft=800ms,tpot=50ms")
@@ -118,6 +118,36 @@ class SearchConformance:
             seed=seed,
             journal=journal,
         )
+
+    def test_suggestions_come_after_references_and_before_the_samplers(self, journal: Path) -> None:
+        """Each once, told by whom and why; what is known already is not proposed again."""
+        first = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "enable_prefix_caching": True}
+        second = {**first, "max_num_seqs": 64}
+        search = self.make(journal, references=[("defaults", {})])
+        search.suggest(Suggestion(first, "predicted"))
+        search.suggest(Suggestion(first, "predicted"))
+        search.suggest(Suggestion(second, "against"))
+        assert search.waiting == 4
+        proposals = [search.propose(number) for number in range(4)]
+        assert [(p.origin, p.label) for p in proposals if p] == [
+            ("baseline", "defaults"),
+            ("simulator", "predicted"),
+            ("simulator", "against"),
+            ("optuna", ""),
+        ]
+        assert [p.settings for p in proposals[1:3] if p] == [first, second]
+        assert search.waiting == 0
+        for proposal in proposals[1:]:
+            assert proposal is not None
+            search.observe(measured(proposal))
+        told = [t for t in stored_trials(journal) if t.state is TrialState.COMPLETE]
+        assert len(told) == 3
+
+    def test_a_suggestion_outside_the_space_is_refused(self, journal: Path) -> None:
+        """With the broken rule, or as no setting of the space."""
+        search = self.make(journal)
+        with pytest.raises(ValueError, match="no setting of the space"):
+            search.suggest(Suggestion({"max_num_seqs": 8}, "predicted"))
 
     def test_references_come_first_in_their_order(self, journal: Path) -> None:
         """The baseline is first, presets follow, in the space or not, then the sampler's."""

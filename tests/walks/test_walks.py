@@ -11,14 +11,12 @@ import pytest
 from objectives import (
     Candidate,
     CapacitySearch,
-    EngineCounters,
     Load,
     LoadMode,
-    MeterHealth,
-    Metrics,
     SloCheck,
     parse_slo,
 )
+from tests.walks.levels import SEED, make_level
 from tuner.records import LevelResult, LoadWalk, ProbePoint
 from tuner.walks import (
     CapacityWalk,
@@ -32,30 +30,14 @@ from tuner.walks import (
 )
 
 SLO = parse_slo("p95_ttft=800ms")
-SEED = 7
 
 
 def _level(
     load: float, capacity: float, *, tokens: float | None = None, mode: LoadMode = "concurrency"
 ) -> LevelResult:
     ratio = (load / capacity) ** 2
-    ttft = SloCheck("p95_ttft<=800ms", 800 * ratio, ratio, ratio <= 1, None, None, 100, 59)
-    errors = SloCheck("error_rate<=1%", 0.0, 0.0, True, None, None, 100, 1, 0)
-    return LevelResult(
-        load=Load(mode, load),
-        seed=SEED,
-        metrics=Metrics(output_tokens_per_s=100 * load**0.5 if tokens is None else tokens),
-        checks=(ttft, errors),
-        holds=ratio <= 1,
-        worst_ratio=ratio,
-        measure_s=1.0,
-        requests=100,
-        window_start_s=0.0,
-        window_end_s=1.0,
-        end_s=1.0,
-        counters=EngineCounters(),
-        meter=MeterHealth(),
-    )
+    value = 100 * load**0.5 if tokens is None else tokens
+    return make_level(Load(mode, load), ratio=ratio, tokens_per_s=value)
 
 
 def _walk(walk: LoadWalk, capacity: float, **changes: float) -> list[float]:

@@ -111,6 +111,17 @@ def run(
             help="Retune running engines where possible, or restart them for every trial.",
         ),
     ] = None,
+    prior: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--prior/--no-prior",
+            help="Let a simulator of the engine, learned on the way, propose trials first.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A run of the same engine to learn from; checked before it is trusted."),
+    ] = None,
     sampler: Annotated[Text, typer.Option(help="tpe, gp or random.")] = None,
     seed: Annotated[Text, typer.Option(help="Fixes requests and search.")] = None,
     runs_dir: Annotated[Text, typer.Option(help="Where run folders are made.")] = None,
@@ -140,6 +151,8 @@ def run(
         "trials": trials,
         "budget": budget,
         "live": live,
+        "prior": prior,
+        "calibration": calibration,
         "sampler": sampler,
         "seed": seed,
         "runs_dir": runs_dir,

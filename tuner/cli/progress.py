@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.durations import format_duration
-from tuner.events import WORKER_SET_ASIDE, Event, Listener
+from tuner.events import (
+    PRIOR_CHECKED,
+    PRIOR_DROPPED,
+    PRIOR_LEARNED,
+    WORKER_SET_ASIDE,
+    Event,
+    Listener,
+)
 from tuner.records import Outcome, TrialRecord
 from tuner.report.phrases import number_text, settings_text, trial_name
 from tuner.verdict import best_level, to_candidate
@@ -92,9 +99,28 @@ def headline(event: Event) -> str:
         return f"retry    trial {details['trial']}: {details['reason']}"
     if event.kind == WORKER_SET_ASIDE:
         return f"set aside {details['worker']}: it is slower than the others (canaries)"
+    if event.kind == PRIOR_LEARNED and details["picks"]:
+        return (
+            f"simulator learned from {details['trials']} trials: "
+            f"{details['picks']} of {details['predicted']} predicted settings come next"
+        )
+    if event.kind == PRIOR_CHECKED:
+        return _checked_text(details)
+    if event.kind == PRIOR_DROPPED:
+        return (
+            f"simulator dropped: its rank correlation with {details['trials']} measured trials is "
+            f"{details['rank_correlation']:.2f}"
+        )
     if event.kind == "cleaning_up":
         return "stopping: engines are being stopped and checked (up to a minute)"
     return ""
+
+
+def _checked_text(details: Mapping[str, Any]) -> str:
+    error = details["median_error"]
+    off = "cannot be compared" if error is None else f"is off by {error:.0%} in tokens/s"
+    use = "it is used" if details["is_trusted"] else "it is not used"
+    return f"calibration of the other run {off} on the defaults: {use}"
 
 
 def _canary_text(record: TrialRecord) -> str:

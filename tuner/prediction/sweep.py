@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 from objectives import Candidate, join_replicates, rank_latency_first, rank_throughput_first
 from tuner.loads import FIRST_LOAD
@@ -46,6 +47,17 @@ class PredictedSetting:
         """The level that stands for it: its best within the SLO, else the lowest."""
         return level_of(self.candidate, self.levels)
 
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """At its best level; None where the SLO holds at none."""
+        level = self.best_level
+        return None if level is None or not level.holds else level.metrics.output_tokens_per_s
+
+    def worst_ratio_at(self, load: float | None) -> float | None:
+        """At a load that was looked at and holds; None elsewhere."""
+        level = None if load is None else self.level_at(load)
+        return level.worst_ratio if level is not None and level.holds else None
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
@@ -63,6 +75,17 @@ class Sweep:
     throughput_first: int | None
     latency_first: int | None
 
+    def in_turn(self) -> Iterator[PredictedSetting]:
+        """What holds somewhere, best first by throughput and by latency alternately, each once."""
+        candidates = [p.candidate for p in self.predictions]
+        by_latency = []
+        if self.target_load is not None:
+            by_latency = rank_latency_first(candidates, target_load=self.target_load)
+        by_number = {p.number: p for p in self.predictions}
+        ranked = zip_longest(rank_throughput_first(candidates), by_latency)
+        numbers = (c.trial for c in chain.from_iterable(ranked) if c is not None)
+        yield from (by_number[number] for number in dict.fromkeys(numbers))
+
 
 def sweep(settings: Iterable[Settings], *, model: EngineModel, predictor: Predictor) -> Sweep:
     """Predict settings, the defaults first.
@@ -75,7 +98,9 @@ def sweep(settings: Iterable[Settings], *, model: EngineModel, predictor: Predic
     found: list[PredictedSetting] = []
     start = FIRST_LOAD[predictor.mode]
     for number, wanted in enumerate(settings):
-        predicted = _predict(number, wanted, model, predictor, start)
+        predicted = predict_setting(
+            wanted, model=model, predictor=predictor, number=number, start=start
+        )
         found.append(predicted)
         # Neighbours carry about as much, so the search ends sooner from there.
         start = predicted.candidate.capacity or start
@@ -95,12 +120,26 @@ def sweep(settings: Iterable[Settings], *, model: EngineModel, predictor: Predic
     )
 
 
-def _predict(
-    number: int, settings: Settings, model: EngineModel, predictor: Predictor, start: float
+def predict_setting(
+    settings: Settings,
+    *,
+    model: EngineModel,
+    predictor: Predictor,
+    number: int = 0,
+    start: float | None = None,
 ) -> PredictedSetting:
+    """Predict one setting.
+
+    Args:
+        settings: to predict.
+        model: of the engine.
+        predictor: of the workload.
+        number: to give it.
+        start: where its capacity search begins; None where nothing is known.
+    """
     try:
         engine = model.engine(settings)
-        levels = predictor.levels(engine, start=start)
+        levels = predictor.levels(engine, start=start or FIRST_LOAD[predictor.mode])
     except (CannotRun, ValueError) as error:
         return PredictedSetting(number, settings, problem=str(error))
     predicted = PredictedSetting(number, settings, levels)

@@ -18,6 +18,7 @@ from tuner.report.phrases import (
     settings_text,
     verdict_text,
 )
+from tuner.report.prior import prior_text
 
 _WARNINGS_SHOWN = 5
 
@@ -37,7 +38,8 @@ def summary_text(document: Mapping[str, Any], *, report_path: str, width: int) -
     for name, key in POLICIES:
         lines += _recommendation(name, document["recommendations"][key], width)
     lines += _without_recommendation(document, width)
-    lines += [text for text in (cost_text(document), saving_text(document)) if text]
+    told = (cost_text(document), saving_text(document), prior_text(document))
+    lines += [line for text in told if text for line in _wrapped("", text, width)]
     lines += _warning_lines(document, width)
     lines.append(f"report: {report_path}")
     return "\n".join(lines)

@@ -51,6 +51,7 @@ class ReportInput:
         confirmations: the fresh measurements.
         canaries: of the workers.
         set_aside: workers that got no more work.
+        prior: what the simulator's guidance came to; None where there was none.
         probes_of: the raw requests of a confirmation.
         run_id: the folder's name.
         wall_s: how long the run took.
@@ -65,6 +66,7 @@ class ReportInput:
     confirmations: Sequence[TrialRecord]
     canaries: Sequence[TrialRecord]
     set_aside: Sequence[str]
+    prior: Mapping[str, Any] | None
     probes_of: ProbesOf
     run_id: str
     wall_s: float
@@ -112,6 +114,7 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         "pareto": pareto_front(measured_candidates(ranked), target_load=load),
         "trials": [_trial(r, is_ranked=r.number not in unranked) for r in given.records],
         "confirmations": [_confirmation(record) for record in given.confirmations],
+        "prior": given.prior,
         "workers": workers_data(given.canaries, set_aside=given.set_aside),
         "cost": _cost(given),
         "warnings": _warnings(given),

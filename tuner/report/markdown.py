@@ -17,6 +17,7 @@ from tuner.report.phrases import (
     settings_text,
     verdict_text,
 )
+from tuner.report.prior import prior_text
 
 _DEFINITIONS = (
     "TTFT: first token minus the moment a free slot took the request (concurrency) or its planned "
@@ -55,8 +56,8 @@ def _head(document: Mapping[str, Any]) -> str:
         f"- Workload: {document['workload']['name']}, load by {document['workload']['load_mode']}",
         f"- Cost: {cost_text(document)}",
     ]
-    if saving := saving_text(document):
-        lines.append(f"- {saving[0].upper()}{saving[1:]}")
+    for text in (saving_text(document), prior_text(document)):
+        lines += [f"- {text[0].upper()}{text[1:]}"] if text else []
     return "\n".join(lines)
 
 

@@ -39,7 +39,18 @@ def _source(document: Mapping[str, Any]) -> str:
     fit = document["calibration"]["fit"]
     return (
         f"{document['calibration']['run']} ({fit['n_steps']} steps, {fit['form']}; a step unseen "
-        f"by the fit is off by {fit['median_error']:.0%}, median)"
+        f"by the fit is off by {fit['median_error']:.0%}, median{_own_error(document)})"
+    )
+
+
+def _own_error(document: Mapping[str, Any]) -> str:
+    """How far the run's own levels are off as predicted; empty where there are none."""
+    tokens = document["residuals"]["output_tokens_per_s"]
+    if tokens["median_error"] is None:
+        return ""
+    band = "; in brackets: 80 % of the measurements" if tokens["low"] is not None else ""
+    return (
+        f"; the tokens/s of its {tokens['n']} measured levels by {tokens['median_error']:.0%}{band}"
     )
 
 
@@ -143,14 +154,22 @@ def _place(value: float, values: Sequence[float], cells: int) -> int:
     return 0 if high <= low else min(cells - 1, int((value - low) / (high - low) * cells))
 
 
+def _banded(found: Mapping[str, Any], metric: str, unit: str) -> str:
+    """A predicted value, and where measurements of the calibrating run lay around theirs."""
+    text = number_text(found["metrics"][metric], unit)
+    band = found["bands"].get(metric)
+    if band is None:
+        return text
+    return f"{text} ({number_text(band['low'])} to {number_text(band['high'])})"
+
+
 def _pick(name: str, found: Mapping[str, Any] | None, width: int) -> list[str]:
     if found is None:
         return []
-    metrics = found["metrics"]
     text = (
-        f"{load_text(found['load'])}: {number_text(metrics['output_tokens_per_s'])} tokens/s, "
-        f"p95 TTFT {number_text(metrics['p95_ttft_ms'], 'ms')}, "
-        f"p95 TPOT {number_text(metrics['p95_tpot_ms'], 'ms')}, tightest target at "
+        f"{load_text(found['load'])}: {_banded(found, 'output_tokens_per_s', 'tokens/s')}, "
+        f"p95 TTFT {_banded(found, 'p95_ttft_ms', 'ms')}, "
+        f"p95 TPOT {_banded(found, 'p95_tpot_ms', 'ms')}, tightest target at "
         f"{found['worst_ratio']:.0%} of its limit"
         if found["worst_ratio"] is not None
         else load_text(found["load"])

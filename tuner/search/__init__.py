@@ -1,5 +1,5 @@
 """Proposes settings and learns from what came of them."""
 
-from tuner.search.search import VIOLATION_CAP, Observation, Proposal, Search
+from tuner.search.search import VIOLATION_CAP, Observation, Proposal, Search, Suggestion
 
-__all__ = ["VIOLATION_CAP", "Observation", "Proposal", "Search"]
+__all__ = ["VIOLATION_CAP", "Observation", "Proposal", "Search", "Suggestion"]

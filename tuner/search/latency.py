@@ -9,24 +9,13 @@ A model that cannot predict the measurements it has not seen is not asked. Pure.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RBFInterpolator
 
-from search_spaces import (
-    Choice,
-    Fixed,
-    FloatRange,
-    LogIntRange,
-    Parameter,
-    PowerOfTwo,
-    Space,
-    Value,
-    fingerprint,
-)
+from search_spaces import Space, fingerprint, place
 from tuner.records import Settings
 
 # A smaller gain is none to a user (and repetitions differ by as much).
@@ -60,16 +49,18 @@ def promising_settings(
     points = [(s, r) for s, r in measured if r > 0 and set(s) == set(space.parameters)]
     if len(points) < _LEAST_POINTS:
         return None
-    places = np.array([_place(settings, space) for settings, _ in points])
+    places = np.array([place(settings, space) for settings, _ in points])
     values = np.log([ratio for _, ratio in points])
     smoothing = _best_smoothing(places, values)
     if smoothing is None:
         return None
-    candidates = [s for s in _candidates(space, seed) if fingerprint(s) not in known]
+    candidates = [
+        s for s in space.candidates(_CANDIDATES, seed=seed) if fingerprint(s) not in known
+    ]
     if not candidates:
         return None
     model = RBFInterpolator(places, values, smoothing=smoothing, degree=1)
-    predicted = model(np.array([_place(settings, space) for settings in candidates]))
+    predicted = model(np.array([place(settings, space) for settings in candidates]))
     lowest = int(np.argmin(predicted))
     if predicted[lowest] > math.log(best) + math.log(1 - LEAST_GAIN):
         return None
@@ -95,39 +86,3 @@ def _left_out_error(places: Array, values: Array, smoothing: float) -> float:
             return math.inf
         total += float(model(places[index : index + 1])[0] - values[index]) ** 2
     return total / len(values)
-
-
-def _candidates(space: Space, seed: int) -> list[Settings]:
-    size = space.size  # it is counted anew each time
-    if size is not None and size <= _CANDIDATES:
-        return list(space.settings())
-    rng = random.Random(seed)
-    drawn = (space.sample(rng) for _ in range(_CANDIDATES))
-    return [settings for settings in drawn if settings is not None]
-
-
-def _place(settings: Settings, space: Space) -> list[float]:
-    """Where a setting lies: every varying parameter from 0 to 1, on its own scale."""
-    return [
-        coordinate
-        for name, parameter in space.varying.items()
-        for coordinate in _coordinates(parameter, settings[name])
-    ]
-
-
-def _coordinates(parameter: Parameter, value: Value) -> list[float]:
-    if isinstance(parameter, Choice):
-        choices = parameter.values()
-        if parameter.is_ordered:
-            return [choices.index(value) / max(1, len(choices) - 1)]
-        # One coordinate less than there are values: the last one is where the others are not.
-        return [float(value == choice) for choice in choices[:-1]]
-    if isinstance(parameter, Fixed) or not isinstance(value, int | float):
-        return []
-    is_log = isinstance(parameter, LogIntRange | PowerOfTwo) or (
-        isinstance(parameter, FloatRange) and parameter.log
-    )
-    low, high, number = (
-        math.log(v) if is_log else float(v) for v in (parameter.low, parameter.high, value)
-    )
-    return [(number - low) / (high - low) if high > low else 0.0]

@@ -23,9 +23,9 @@ from optuna.trial import TrialState
 from objectives import Slo
 from search_spaces import EngineFacts, Space, fingerprint
 from tuner.errors import UsageError
-from tuner.records import Settings
+from tuner.records import Origin, Settings
 from tuner.search.distributions import distributions, to_params, to_settings
-from tuner.search.search import VIOLATION_CAP, Observation, Proposal
+from tuner.search.search import VIOLATION_CAP, Observation, Proposal, Suggestion
 
 SamplerName = Literal["tpe", "gp", "random"]
 
@@ -65,6 +65,7 @@ class OptunaSearch:
         self._space = space
         self._targets = tuple(target.canonical for target in slo.targets)
         self._references = list(references)
+        self._suggestions: list[Suggestion] = []
         self._rng = random.Random(seed)
         self._known: set[str] = set()
         self._worst: tuple[float, float] | None = None
@@ -96,12 +97,38 @@ class OptunaSearch:
         self._space = replace(self._space, facts=facts)
 
     def propose(self, number: int) -> Proposal | None:
-        """The next settings: references in order, then the sampler's; None when all are known."""
+        """References in order, then what was suggested, then the sampler's; None: all is known."""
         while self._references:
             label, settings = self._references.pop(0)
             if fingerprint(settings) not in self._known:
-                return self._propose_reference(number, label, settings)
+                origin: Origin = "baseline" if number == 0 else "preset"
+                return self._propose_given(Proposal(number, settings, origin, label))
+        while self._suggestions:
+            asked = self._suggestions.pop(0)
+            # What the engine tells of itself may since have ruled a suggestion out.
+            is_valid = self._space.contains(asked.settings)
+            if is_valid and fingerprint(asked.settings) not in self._known:
+                return self._propose_given(
+                    Proposal(number, asked.settings, "simulator", asked.label)
+                )
         return self._propose_new(number)
+
+    @property
+    def waiting(self) -> int:
+        """How many references and suggestions are still to be proposed."""
+        return len(self._references) + len(self._suggestions)
+
+    def suggest(self, suggestion: Suggestion) -> None:
+        """Propose settings right after the references, unless they are known.
+
+        Raises:
+            ValueError: when they are no valid setting of the space.
+        """
+        settings = suggestion.settings
+        if not self._space.contains(settings):
+            reason = self._space.problem(settings) or "are no setting of the space"
+            raise ValueError(f"suggested settings {dict(settings)}: {reason}")
+        self._suggestions.append(suggestion)
 
     def observe(self, observation: Observation) -> None:
         """Tell Optuna, with every constraint set."""
@@ -116,13 +143,12 @@ class OptunaSearch:
         elif self._space.contains(observation.settings):
             self._tell_new(observation)
 
-    def _propose_reference(self, number: int, label: str, settings: Settings) -> Proposal:
-        self._known.add(fingerprint(settings))
-        origin: Literal["baseline", "preset"] = "baseline" if number == 0 else "preset"
-        if self._space.contains(settings):
-            self._study.enqueue_trial(to_params(self._space, settings))
-            self._ask(number)
-        return Proposal(number, settings, origin, label)
+    def _propose_given(self, proposal: Proposal) -> Proposal:
+        self._known.add(fingerprint(proposal.settings))
+        if self._space.contains(proposal.settings):
+            self._study.enqueue_trial(to_params(self._space, proposal.settings))
+            self._ask(proposal.number)
+        return proposal
 
     def _propose_new(self, number: int) -> Proposal | None:
         for _ in range(_ASKS):

@@ -31,6 +31,19 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Settings that somebody wants measured before the optimiser's own.
+
+    Attributes:
+        settings: a whole setting of the space.
+        label: why.
+    """
+
+    settings: Settings
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What came of a proposal.
 
@@ -65,6 +78,15 @@ class Search(Protocol):
 
     def propose(self, number: int) -> Proposal | None:
         """The next settings, or None when nothing is left to try."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many references and suggestions are still to be proposed."""
+        ...
+
+    def suggest(self, suggestion: Suggestion) -> None:
+        """Propose settings right after the references, unless they are known."""
         ...
 
     def observe(self, observation: Observation) -> None:

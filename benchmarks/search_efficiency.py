@@ -1,0 +1,190 @@
+"""How soon a search finds a setting within 5 % of the best, in engine seconds.
+
+    .venv/bin/python benchmarks/search_efficiency.py [--seeds N] [--gp-seeds N] [--worlds N]
+        [--certify N] [STRATEGY ...]
+
+Simulated engines with known truth: two GPUs, four kinds of traffic, 36 settings each
+(`search_worlds.py`). Ours runs whole sessions in virtual time; the simulator that guides it is
+learned from the run, or made wrong on purpose; peers restart the engine for every trial
+(`search_strategies.py`). A strategy is *within 5 %* from the trial on from which its best setting
+truly carries at least 95 % of what the best one of the space does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from search_strategies import ABLATIONS, OURS, PEERS, Strategy, Trace, ours
+from search_worlds import WORLDS, World, regret, true_tokens, world_slo
+
+from objectives import percentile
+
+_NEAR = 0.05
+_TPE, _GRID, _OURS, _NO_PRIOR = "TPE, restarts", "whole grid, restarts", "ours", "prior off"
+_GP = "GP, restarts"
+_REVERSED = ("carried over, reversed", "never learns, reversed")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One search, judged by the truth.
+
+    Attributes:
+        near_s: engine seconds until the best setting was within 5 % for good; infinite if never.
+        total_s: of the whole search.
+        regret: of its last best setting.
+        is_dropped: whether the simulator's guidance was dropped.
+    """
+
+    near_s: float
+    total_s: float
+    regret: float
+    is_dropped: bool
+
+
+def judged(world: World, trace: Trace) -> Found:
+    """A trace against the truth."""
+    regrets = [regret(world, step.best) for step in trace.steps]
+    near_s = math.inf
+    for step, value in zip(reversed(trace.steps), reversed(regrets), strict=True):
+        if value > _NEAR:
+            break
+        near_s = step.engine_s
+    return Found(near_s, trace.steps[-1].engine_s, regrets[-1], trace.is_dropped)
+
+
+def run_world(
+    world: World, *, strategies: Sequence[str], seeds: int, gp_seeds: int
+) -> dict[str, list[Found]]:
+    """All searches of one world."""
+    every: Mapping[str, Strategy] = {**OURS, **ABLATIONS, **PEERS}
+    found = {}
+    for name in strategies:
+        started_s = time.monotonic()
+        count = gp_seeds if name == _GP else seeds
+        found[name] = [judged(world, every[name](world, seed)) for seed in range(count)]
+        near = sum(f.near_s < math.inf for f in found[name])
+        print(
+            f"{world.name}: {name}: {near} of {count} within 5 %, "
+            f"{time.monotonic() - started_s:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return found
+
+
+def print_tables(results: Mapping[World, Mapping[str, list[Found]]]) -> None:
+    """A line a strategy, over all worlds; then the targets."""
+    names = list(next(iter(results.values())))
+    print(
+        f"{'strategy':<38}{'searches':>9}{'within 5 %':>11}{'engine s':>9}{'/ TPE':>7}"
+        f"{'/ grid':>8}{'regret':>8}{'p90':>7}{'dropped':>9}"
+    )
+    for name in names:
+        found = [f for world in results.values() for f in world[name]]
+        near = sum(f.near_s < math.inf for f in found) / len(found)
+        regrets = [f.regret for f in found]
+        print(
+            f"{name:<38}{len(found):>9}{near:>11.0%}{_seconds(_median_s(found)):>9}"
+            f"{_ratio(results, name, _TPE):>7}{_ratio(results, name, _GRID):>8}"
+            f"{median(regrets):>8.1%}{percentile(regrets, 90):>7.1%}"
+            f"{sum(f.is_dropped for f in found):>9}"
+        )
+    print()
+    for world, by_name in results.items():
+        cells = (f"{_seconds(_median_s(by_name[name])):>8}" for name in names)
+        print(f"{world.name:<20}{world_slo(world):<36}{''.join(cells)}")
+    for name in set(_REVERSED) & set(names):
+        print(f"\n{name} / without a prior: {_ratio(results, name, _NO_PRIOR)}")
+
+
+def _median_s(found: Sequence[Found]) -> float:
+    """Median engine seconds to within 5 %; infinite where fewer than half get there."""
+    return median(f.near_s for f in found)
+
+
+def _ratio(results: Mapping[World, Mapping[str, list[Found]]], name: str, other: str) -> str:
+    """Median over the worlds of the ratio of median engine seconds."""
+    if any(other not in world or name not in world for world in results.values()):
+        return "-"
+    ratios = []
+    for world in results.values():
+        mine, theirs = _median_s(world[name]), _median_s(world[other])
+        if other == _GRID:
+            # What is best is known when all was measured.
+            theirs = median(f.total_s for f in world[other])
+        ratios.append(math.nan if mine == theirs == math.inf else mine / theirs)
+    return f"{median(ratios):.2f}"
+
+
+def _seconds(value: float) -> str:
+    return "never" if value == math.inf else f"{value:.0f}"
+
+
+def print_certified(worlds: Sequence[World], runs: int) -> None:
+    """Whole runs: what is certified, against the truth."""
+    print("\nwhole runs, certified: verdict, true tokens/s of the recommended setting / the best")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        jobs = [(world, seed) for world in worlds for seed in range(runs)]
+        found = list(pool.map(_certified, *zip(*jobs, strict=True)))
+    regrets = [value for _, value in found if value is not None]
+    verdicts = [verdict for verdict, _ in found]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts)))
+    print(f"  {len(found)} runs: {counts}")
+    print(f"  regret: median {median(regrets):.1%}, p90 {percentile(regrets, 90):.1%}")
+    print(f"  within 5 %: {sum(v <= _NEAR for v in regrets)} of {len(regrets)}")
+
+
+def _certified(world: World, seed: int) -> tuple[str, float | None]:
+    confirm = {"replicates": 5, "requests": 600}
+    document = ours(world, seed, certify=True, confirm=confirm).document
+    assert document is not None
+    best = document["recommendations"]["throughput_first"]
+    return document["verdict"], None if best is None else regret(world, best["settings"])
+
+
+def main() -> None:
+    """Run what is asked for."""
+    every = {**OURS, **ABLATIONS, **PEERS}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("strategies", nargs="*", help="; ".join(every))
+    parser.add_argument("--seeds", type=int, default=30, help="searches a world and strategy (30)")
+    parser.add_argument("--gp-seeds", type=int, default=3, help="of the slow GP sampler (3)")
+    parser.add_argument("--worlds", type=int, default=len(WORLDS), help="the first so many (8)")
+    parser.add_argument("--certify", type=int, default=0, help="whole runs a world (none)")
+    asked = parser.parse_args()
+    unknown = set(asked.strategies) - set(every)
+    if unknown:
+        parser.error(f"no strategy {', '.join(sorted(unknown))}; there are: {'; '.join(every)}")
+    worlds = WORLDS[: asked.worlds]
+    started_s = time.monotonic()
+    work = partial(
+        run_world,
+        strategies=asked.strategies or list(every),
+        seeds=asked.seeds,
+        gp_seeds=asked.gp_seeds,
+    )
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip(worlds, pool.map(work, worlds), strict=True))
+    print_tables(results)
+    if asked.certify:
+        print_certified(worlds, asked.certify)
+    best = ", ".join(f"{w.name} {max(true_tokens(w).values()):.0f}" for w in worlds[:2])
+    print(f"\nbest tokens/s: {best}, ...")
+    print(f"({os.cpu_count()} cores, {time.monotonic() - started_s:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Where settings lie in a space: every varying parameter from 0 to 1, on its own scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from search_spaces.parameters import (
+    Choice,
+    Fixed,
+    FloatRange,
+    LogIntRange,
+    Parameter,
+    PowerOfTwo,
+    Value,
+)
+from search_spaces.rules import Settings
+from search_spaces.space import Space
+
+
+def place(settings: Settings, space: Space) -> list[float]:
+    """Coordinates of a setting that names every varying parameter of the space."""
+    return [
+        coordinate
+        for name, parameter in space.varying.items()
+        for coordinate in _coordinates(parameter, settings[name])
+    ]
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """How far two places are apart: the largest difference in any coordinate."""
+    return max((abs(a - b) for a, b in zip(one, other, strict=True)), default=0.0)
+
+
+def _coordinates(parameter: Parameter, value: Value) -> list[float]:
+    if isinstance(parameter, Choice):
+        choices = parameter.values()
+        if parameter.is_ordered:
+            return [choices.index(value) / max(1, len(choices) - 1)]
+        # One coordinate less than there are values: the last one is where the others are not.
+        return [float(value == choice) for choice in choices[:-1]]
+    if isinstance(parameter, Fixed) or not isinstance(value, int | float):
+        return []
+    is_log = isinstance(parameter, LogIntRange | PowerOfTwo) or (
+        isinstance(parameter, FloatRange) and parameter.log
+    )
+    low, high, number = (
+        math.log(v) if is_log else float(v) for v in (parameter.low, parameter.high, value)
+    )
+    return [(number - low) / (high - low) if high > low else 0.0]

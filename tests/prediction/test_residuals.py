@@ -1,0 +1,35 @@
+"""How far predictions are off, and what follows for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from objectives import Metrics
+from tuner.prediction.residuals import Band, Residuals
+
+
+def _pairs(*factors: float) -> list[tuple[Metrics, Metrics]]:
+    predicted = Metrics(output_tokens_per_s=100.0, p95_ttft_ms=200.0)
+    return [
+        (Metrics(output_tokens_per_s=100.0 * f, p95_ttft_ms=200.0, p95_tpot_ms=5.0), predicted)
+        for f in factors
+    ]
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    """100 predicted and 80 measured is an error of 25 %, 125 measured one of 20 %."""
+    residuals = Residuals.of(_pairs(0.8, 1.25))
+    assert residuals.count == 2
+    assert residuals.median_error("output_tokens_per_s") == pytest.approx(0.225)
+    assert residuals.median_error("p95_ttft_ms") == 0.0
+    assert residuals.median_error("p95_tpot_ms") is None
+
+
+def test_a_band_spans_what_was_seen() -> None:
+    """80 % of the ratios lie within; fewer than five pairs give none."""
+    residuals = Residuals.of(_pairs(*(0.9 + 0.01 * i for i in range(21))))
+    band = residuals.band("output_tokens_per_s")
+    assert band is not None
+    assert (band.low, band.high) == pytest.approx((0.92, 1.08))
+    assert Residuals.of(_pairs(1, 1, 1, 1)).band("output_tokens_per_s") is None
+    assert Residuals.of(_pairs(*[1.0] * 5)).band("p95_ttft_ms") == Band(1.0, 1.0)
