@@ -68,8 +68,11 @@ def compute_metrics(probes: Sequence[Probe], *, slo: Slo) -> Metrics:
     windows added. Percentiles are never averaged.
     """
     names = sorted({r.traffic_class for probe in probes for r in probe.measured})
-    by_class = {name: _compute(probes, slo=slo, traffic_class=name) for name in names}
-    return _compute(probes, slo=slo, traffic_class=None, by_class=by_class)
+    # Asked for each request several times, and dear where it is a percentile of a request's gaps.
+    targets = slo.latency_targets
+    good = frozenset(id(r) for probe in probes for r in probe.records if is_good(r, targets))
+    by_class = {name: _compute(probes, good=good, traffic_class=name) for name in names}
+    return _compute(probes, good=good, traffic_class=None, by_class=by_class)
 
 
 def request_value(record: RequestRecord, metric: Metric, *, stat: str | None) -> float | None:
@@ -135,7 +138,7 @@ def _meets(record: RequestRecord, target: Target) -> bool:
 def _compute(
     probes: Sequence[Probe],
     *,
-    slo: Slo,
+    good: frozenset[int],
     traffic_class: str | None,
     by_class: dict[str, Metrics] | None = None,
 ) -> Metrics:
@@ -148,8 +151,8 @@ def _compute(
     latencies = _Latencies(successes)
     return Metrics(
         **latencies.percentiles(),
-        **_rates(probes, slo=slo, belongs=belongs),
-        goodput=_share(measured, lambda r: is_good(r, slo.latency_targets)),
+        **_rates(probes, good=good, belongs=belongs),
+        goodput=_share(measured, lambda r: id(r) in good),
         error_rate=_share(measured, lambda r: r.is_error),
         n_requests=len(measured),
         kv_cache_usage=counters.kv_cache_usage_peak,
@@ -203,7 +206,7 @@ def _all_gaps_ms(records: Sequence[RequestRecord]) -> NDArray[np.float64]:
 
 
 def _rates(
-    probes: Sequence[Probe], *, slo: Slo, belongs: Callable[[RequestRecord], bool]
+    probes: Sequence[Probe], *, good: frozenset[int], belongs: Callable[[RequestRecord], bool]
 ) -> dict[str, float | None]:
     """Rates over the measured windows, successes only.
 
@@ -214,7 +217,7 @@ def _rates(
     if window_s <= 0:
         return {}
     output_tokens = prompt_tokens = 0.0
-    completions = good = 0
+    completions = good_completions = 0
     for probe in probes:
         for record in probe.records:
             if not belongs(record):
@@ -229,12 +232,12 @@ def _rates(
                 prompt_tokens += record.prompt_tokens or 0
             if _inside(record.last_token_s, probe):
                 completions += 1
-                good += is_good(record, slo.latency_targets)
+                good_completions += id(record) in good
     return {
         "output_tokens_per_s": output_tokens / window_s,
         "total_tokens_per_s": (output_tokens + prompt_tokens) / window_s,
         "requests_per_s": completions / window_s,
-        "goodput_requests_per_s": good / window_s,
+        "goodput_requests_per_s": good_completions / window_s,
     }
 
 
