@@ -125,8 +125,9 @@ def _ratio(results: Mapping[World, Mapping[str, list[Found]]], name: str, other:
         if other == _GRID:
             # What is best is known when all was measured.
             theirs = median(f.total_s for f in world[other])
-        ratios.append(math.nan if mine == theirs == math.inf else mine / theirs)
-    return f"{median(ratios):.2f}"
+        if not mine == theirs == math.inf:
+            ratios.append(mine / theirs)
+    return f"{median(ratios):.2f}" if ratios else "-"
 
 
 def _seconds(value: float) -> str:
@@ -143,6 +144,8 @@ def print_certified(worlds: Sequence[World], runs: int) -> None:
     verdicts = [verdict for verdict, _ in found]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts)))
     print(f"  {len(found)} runs: {counts}")
+    if not regrets:
+        return
     print(f"  regret: median {median(regrets):.1%}, p90 {percentile(regrets, 90):.1%}")
     print(f"  within 5 %: {sum(v <= _NEAR for v in regrets)} of {len(regrets)}")
 

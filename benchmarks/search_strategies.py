@@ -275,7 +275,7 @@ def _no_races(world: World, seed: int) -> Trace:
 
 
 ABLATIONS: Mapping[str, Strategy] = {
-    "live off (so no prior)": lambda w, s: ours(w, s, live=False),
+    "live off": lambda w, s: ours(w, s, live=False),
     "races off": _no_races,
     "races off, prior off": lambda w, s: _plain(w, s),
 }

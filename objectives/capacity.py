@@ -118,7 +118,7 @@ class CapacitySearch:
         has_jumped = any(p.load == self._allowed(self.expected) for p in points)
         # One load apart is no jump, and a prediction that far off is no prediction.
         is_far = abs(self._allowed(self.expected) - edge) > (1 if self.is_integer else 0)
-        return not has_jumped and is_far and self.step <= factor <= _LARGEST_JUMP
+        return not has_jumped and is_far and 1 < factor <= _LARGEST_JUMP
 
     def _is_narrow(self, low: float, high: float) -> bool:
         if high <= low:

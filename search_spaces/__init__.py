@@ -19,7 +19,7 @@ from search_spaces.parse import (
     preset_text,
     with_included,
 )
-from search_spaces.places import distance, place
+from search_spaces.places import closest, distance, place
 from search_spaces.rules import EngineFacts, Settings, first_broken_rule
 from search_spaces.space import Reference, Space, draw_value, fingerprint
 
@@ -38,6 +38,7 @@ __all__ = [
     "SpaceError",
     "SpaceSource",
     "Value",
+    "closest",
     "distance",
     "draw_value",
     "fingerprint",

@@ -27,6 +27,33 @@ def place(settings: Settings, space: Space) -> list[float]:
     ]
 
 
+def closest(settings: Settings, space: Space) -> Settings | None:
+    """The values of the space that are nearest to a setting's; None where one is missing.
+
+    Order and scale of numbers count; of values without an order only the same one is near.
+    """
+    found: dict[str, Value] = {}
+    for name, parameter in space.varying.items():
+        value = _closest_value(parameter, settings.get(name))
+        if value is None:
+            return None
+        found[name] = value
+    return found
+
+
+def _closest_value(parameter: Parameter, value: Value) -> Value:
+    if value is None or parameter.contains(value):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    numbers = [
+        v
+        for v in parameter.values() or ()
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
+    return min(numbers, key=lambda v: abs(v - value), default=None)
+
+
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
     """How far two places are apart: the largest difference in any coordinate."""
     return max((abs(a - b) for a, b in zip(one, other, strict=True)), default=0.0)

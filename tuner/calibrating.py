@@ -81,15 +81,26 @@ def stored_calibration(
             raise
     else:
         return found.calibration
+    return read_calibration(folder, CALIBRATION)
+
+
+def read_calibration(folder: RunFolder, name: str) -> Calibration:
+    """A calibration that was kept in a run.
+
+    Raises:
+        TunerError: when it cannot be read.
+    """
     try:
-        return calibration_from(folder.read_json(CALIBRATION))
+        return calibration_from(folder.read_json(name))
     except ValueError as error:
-        raise TunerError(f"{folder.path / CALIBRATION}: {error}") from error
+        raise TunerError(f"{folder.path / name}: {error}") from error
 
 
-def keep_calibration(folder: RunFolder, calibration: Calibration, *, trials: int) -> None:
+def keep_calibration(
+    folder: RunFolder, calibration: Calibration, *, trials: int, name: str = CALIBRATION
+) -> None:
     """Write it into the run."""
-    folder.write_file(CALIBRATION, dump_json(calibration_data(calibration, trials=trials)))
+    folder.write_file(name, dump_json(calibration_data(calibration, trials=trials)))
 
 
 def compared_levels(

@@ -10,13 +10,18 @@ from typing import Any
 SESSION_ENDED = "session_ended"
 # Carries `worker`: which one gets no more work, because it is slower than the others.
 WORKER_SET_ASIDE = "worker_set_aside"
-# Carries `trials` it was learned from, `predicted` settings, `picks`, `wall_s`, and the
-# `rank_correlation` with what was measured until then; None before there is enough.
+# Carries `trials` it was learned from, `predicted` settings, `picks` and `wall_s`.
 PRIOR_LEARNED = "prior_learned"
 # Carries `median_error` of another run's calibration on the defaults, and `is_trusted`.
 PRIOR_CHECKED = "prior_checked"
-# Carries `rank_correlation` over `trials`: the simulator guides no further trial.
+# Carries `rank_correlation` of predictions with so many measured `trials`.
+PRIOR_WATCHED = "prior_watched"
+# Carries the same, and `is_carried`: whether it was another run's calibration that ranked wrongly,
+# and the run's own takes its place; else the simulator guides no further trial.
 PRIOR_DROPPED = "prior_dropped"
+# Carries `reason`: the simulator could not be learned, or not be asked.
+PRIOR_FAILED = "prior_failed"
+PRIOR_EVENTS = (PRIOR_LEARNED, PRIOR_CHECKED, PRIOR_WATCHED, PRIOR_DROPPED, PRIOR_FAILED)
 
 
 @dataclass(frozen=True, slots=True)

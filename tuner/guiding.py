@@ -1,30 +1,42 @@
 """What a simulator of the run's own engine tells a search: which trials first, which loads.
 
-It is learned from the engine's log of steps, again after every round of picks. A round is measured
-like everything else: a pick that is none loses its race. Two picks of the first round are made
-against the prediction, where being wrong would show, and its ranking of all that was measured is
-watched; below a rank correlation of 0.5 nothing is asked of it any more. It never says that a
-setting would fail, and replaces no measurement.
+It is learned from the engine's steps, again after every round of picks. A round is measured like
+everything else: a pick that is none loses its race. Two picks of the first round are made against
+the prediction, where being wrong would show, and its ranking of all that was measured is watched;
+below a rank correlation of 0.5 nothing is asked of it any more. It never says that a setting would
+fail, and replaces no measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from objectives import rank_correlation, worst_ratio_at
-from search_spaces import Settings, fingerprint
+from search_spaces import EngineFacts, Settings, Space, fingerprint
 from tuner.calibrating import compared_levels
 from tuner.clock import Clock
 from tuner.config import RunConfig
 from tuner.errors import TunerError
-from tuner.events import PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_LEARNED, Event, Listener
+from tuner.events import (
+    PRIOR_CHECKED,
+    PRIOR_DROPPED,
+    PRIOR_FAILED,
+    PRIOR_LEARNED,
+    PRIOR_WATCHED,
+    Event,
+    Listener,
+)
+from tuner.latency_trials import LATENCY_LABEL
 from tuner.loads import best_trial, incumbent
 from tuner.observing import observation, reference_load
 from tuner.prediction.models import CannotRun, EngineModel
 from tuner.prediction.picks import (
+    AGAINST,
+    LEARNING,
+    PREDICTED,
     Bar,
     front_picks,
     nearest,
@@ -35,17 +47,16 @@ from tuner.prediction.picks import (
 from tuner.prediction.predict import Predictor
 from tuner.prediction.residuals import MOST_ERROR, Residuals, corrected_slo
 from tuner.prediction.sweep import PredictedSetting, Sweep, predict_setting, sweep
-from tuner.prediction.token_bound import safe_token_budget
-from tuner.records import Outcome, TrialRecord
+from tuner.prediction.token_bound import promised_token_budget
+from tuner.records import EngineInfo, Outcome, TrialRecord
 from tuner.search import Suggestion
 from tuner.verdict import BASELINE, to_candidate
 
-LEARNING, PREDICTED, AGAINST = "to learn from", "predicted", "against the prediction"
 # A fit needs batches of different make; the defaults' own search and one other setting have them.
 _LEAST_SAMPLES = 2
 _FRONT, _AGAINST, _LATER = 4, 2, 2
 _MOST_ROUNDS = 3
-# So many settings of the space are predicted at first; later rounds look at the best of them.
+# So many settings of the space are predicted at first; later rounds look near the best of them.
 _CANDIDATES = 48
 _BOUNDED = 6
 _POOL = 12
@@ -55,14 +66,22 @@ _CORRECTED_BY = 12
 _NEAR_LIMIT = 0.4
 # A capacity that only ranks settings need not be finer.
 _RESOLUTION = 0.1
+# A worker waits for the predictions; what is not predicted by then is left out.
+_MOST_PREDICTING_S = 60.0
 _LEAST_CORRELATION = 0.5
 _LEAST_COMPARED = 6
 
 Learn = Callable[[Sequence[TrialRecord]], EngineModel]
+# Output tokens/s and worst ratio of a trial; None where unknown.
+Objectives = tuple[float | None, float | None]
 
 
 class Guide(Protocol):
     """Helps a search along; what it says is only where to look first."""
+
+    def use_facts(self, facts: EngineFacts) -> None:
+        """Judge settings from now on by what a running engine told of itself."""
+        ...
 
     def suggestions(self, records: Sequence[TrialRecord]) -> list[Suggestion]:
         """Settings to measure next; asked when all that were suggested before are measured."""
@@ -75,12 +94,21 @@ class Guide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Forecast:
-    """What is predicted, and how measured capacities stood to predicted ones."""
+    """What is predicted, and how the best measured capacity stood to its prediction.
+
+    Attributes:
+        model: of the engine.
+        predictor: of the traffic, judging by corrected limits.
+        found: the predicted settings.
+        correction: measured over predicted capacity.
+        is_carried: whether another run's calibration is behind it.
+    """
 
     model: EngineModel
     predictor: Predictor
     found: Sweep
     correction: float
+    is_carried: bool
 
 
 class SimulatorGuide:
@@ -92,6 +120,7 @@ class SimulatorGuide:
         carried: the engine as another run knew it; None where there is no such run.
         tell: hears what was learned, and what was dropped.
         clock: tells how long it took.
+        check_interrupted: raises where the user wants to stop; asked between predictions.
     """
 
     def __init__(
@@ -102,63 +131,85 @@ class SimulatorGuide:
         carried: Learn | None,
         tell: Listener,
         clock: Clock,
+        check_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
+        self._space: Space = config.space
         self._learn = learn
         self._carried = carried
         self._tell = tell
         self._clock = clock
+        self._check_interrupted = check_interrupted
         self._forecast: _Forecast | None = None
         self._predicted: dict[str, PredictedSetting] = {}
+        self._ratios: dict[str, float | None] = {}
         self._rounds = 0
-        self._is_carried = False
         self._is_dropped = False
-        self._correlation: float | None = None
-        self._failed_at = -1
+        self._asked_after = -1
+        self._asked_s = 0.0
+
+    def restore(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Go on where an interrupted run was: what was dropped stays so, rounds are counted on."""
+        for event in events:
+            kind = event["event"]
+            if kind == PRIOR_CHECKED:
+                self._carried = None
+            elif kind == PRIOR_LEARNED:
+                self._rounds = self._rounds + 1 if event["picks"] else _MOST_ROUNDS
+            elif kind == PRIOR_DROPPED and event["is_carried"]:
+                self._rounds = 0
+            elif kind == PRIOR_DROPPED:
+                self._is_dropped = True
+
+    def use_facts(self, facts: EngineFacts) -> None:
+        """Suggest from now on only what a running engine's own limits allow."""
+        self._space = replace(self._space, facts=facts)
 
     def suggestions(self, records: Sequence[TrialRecord]) -> list[Suggestion]:
         """Settings to measure next: to learn from at first, then the best predicted ones."""
+        # An idle worker asks twice a second; only another record can change the answer.
+        if self._is_dropped or len(records) == self._asked_after:
+            return []
+        self._asked_after, self._asked_s = len(records), self._clock.now_s()
         baseline = next((r for r in records if r.number == BASELINE), None)
-        if self._is_dropped or baseline is None or not baseline.levels:
+        if baseline is None or not baseline.levels:
             return []
+        carried = self._checked(baseline)
         measured = _measured(records)
-        if len(measured) < _LEAST_SAMPLES:
-            carried = self._checked(measured)
-            if carried is None:
-                return self._to_learn_from(measured)
-            return self._next_round(carried, records, is_carried=True)
         self._watch(measured, baseline)
-        if self._is_dropped or self._rounds == _MOST_ROUNDS or len(records) == self._failed_at:
+        if self._is_dropped or self._rounds == _MOST_ROUNDS:
             return []
-        try:
-            model = self._learn(records)
-        except TunerError:
-            # More trials may do.
-            self._failed_at = len(records)
-            return []
-        return self._next_round(model, records)
+        if len(measured) >= _LEAST_SAMPLES:
+            model = self._learned(records)
+            return [] if model is None else self._next_round(model, records)
+        if carried is not None:
+            return self._next_round(carried, records, is_carried=True)
+        return self._to_learn_from(records)
 
     def expected_capacity(self, settings: Settings) -> float | None:
         """The predicted capacity, corrected by how the best setting's turned out."""
-        forecast = self._forecast
-        if forecast is None or self._is_dropped:
+        forecast, config = self._forecast, self._config
+        has_ladder = config.workload.ladder(config.options.load) is not None
+        if forecast is None or self._is_dropped or has_ladder:
             return None
         capacity = self._prediction(settings, forecast).candidate.capacity
         return None if capacity is None else capacity * forecast.correction
 
-    def _to_learn_from(self, measured: Sequence[TrialRecord]) -> list[Suggestion]:
-        """The setting farthest from those measured: other batches than they had."""
-        space = self._config.space
-        candidates = space.candidates(_CANDIDATES, seed=self._seed)
-        found = spread(candidates, space, count=1, around=[r.settings for r in measured])
+    def _to_learn_from(self, records: Sequence[TrialRecord]) -> list[Suggestion]:
+        """The setting farthest from what was tried: other batches than there were."""
+        known = {fingerprint(r.settings) for r in records}
+        drawn = self._space.candidates(_CANDIDATES, seed=self._seed)
+        candidates = [s for s in drawn if fingerprint(s) not in known]
+        around = [r.settings or _as_settings(r.engine_info) for r in records]
+        found = spread(candidates, self._space, count=1, around=around)
         return [Suggestion(settings, LEARNING) for settings in found]
 
-    def _checked(self, measured: Sequence[TrialRecord]) -> EngineModel | None:
-        """The engine carried over from another run, if it does what this one has shown so far."""
-        if self._carried is None:
+    def _checked(self, baseline: TrialRecord) -> EngineModel | None:
+        """The engine carried over from another run, if it does what the defaults have shown."""
+        if self._carried is None or baseline.outcome is not Outcome.MEASURED:
             return None
-        model = self._carried(measured)
-        pairs = compared_levels(model, Predictor.of(self._config, model), measured)
+        model = self._carried([baseline])
+        pairs = compared_levels(model, Predictor.of(self._config, model), [baseline])
         residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in pairs)
         error = residuals.median_error("output_tokens_per_s")
         is_trusted = error is not None and error <= MOST_ERROR
@@ -166,39 +217,59 @@ class SimulatorGuide:
         self._tell(Event(PRIOR_CHECKED, {"median_error": error, "is_trusted": is_trusted}))
         return model if is_trusted else None
 
+    def _learned(self, records: Sequence[TrialRecord]) -> EngineModel | None:
+        """The engine as the run's own trials have it; None where more of them are needed."""
+        try:
+            return self._learn(records)
+        except TunerError as error:
+            self._tell(Event(PRIOR_FAILED, {"reason": str(error)}))
+            return None
+
     def _next_round(
         self, model: EngineModel, records: Sequence[TrialRecord], *, is_carried: bool = False
     ) -> list[Suggestion]:
-        started_s = self._clock.now_s()
         measured = _measured(records)
-        self._is_carried = is_carried
-        self._forecast = self._predict(model, measured)
-        picks = self._picks(self._forecast.found, records)
+        forecast = self._predict(model, measured, is_carried=is_carried)
+        self._forecast = forecast
+        picks = self._picks(forecast.found, records)
         self._rounds = self._rounds + 1 if picks else _MOST_ROUNDS
         self._tell(
             Event(
                 PRIOR_LEARNED,
                 {
                     "trials": len(measured),
-                    "predicted": len(self._forecast.found.predictions),
+                    "predicted": len(forecast.found.predictions),
                     "picks": len(picks),
-                    "rank_correlation": self._correlation,
-                    "wall_s": round(self._clock.now_s() - started_s, 3),
+                    "wall_s": round(self._clock.now_s() - self._asked_s, 3),
                 },
             )
         )
         return picks
 
-    def _predict(self, model: EngineModel, measured: Sequence[TrialRecord]) -> _Forecast:
+    def _predict(
+        self, model: EngineModel, measured: Sequence[TrialRecord], *, is_carried: bool
+    ) -> _Forecast:
         """Predict a part of the space, and what was measured beside it."""
         predictor = self._corrected(Predictor.of(self._config, model), model, measured)
+        known = self._forecast
         pool = (
-            self._near_the_best() if self._rounds else self._first_pool(predictor, model, measured)
+            self._near_the_best(known)
+            if known and self._rounds
+            else self._first_pool(predictor, model, measured)
         )
         wanted = {fingerprint(s): s for s in [*(r.settings for r in measured), *pool]}
-        found = sweep(wanted.values(), model=model, predictor=predictor)
+        found = sweep(self._in_time(wanted.values()), model=model, predictor=predictor)
         self._predicted = {fingerprint(p.settings): p for p in found.predictions}
-        return _Forecast(model, predictor, found, self._correction(measured))
+        self._ratios = {}
+        return _Forecast(model, predictor, found, self._correction(measured), is_carried)
+
+    def _in_time(self, settings: Iterable[Settings]) -> Iterator[Settings]:
+        """Settings as long as there is time, and the user lets us."""
+        for wanted in settings:
+            self._check_interrupted()
+            if self._clock.now_s() - self._asked_s > _MOST_PREDICTING_S:
+                return
+            yield wanted
 
     def _corrected(
         self, predictor: Predictor, model: EngineModel, measured: Sequence[TrialRecord]
@@ -208,7 +279,8 @@ class SimulatorGuide:
             replace(record, levels=(level,))
             for record in measured
             for level in record.levels
-            if _NEAR_LIMIT <= (level.worst_ratio or 0.0) <= 1 / _NEAR_LIMIT
+            if not level.stopped_early
+            and _NEAR_LIMIT <= (level.worst_ratio or 0.0) <= 1 / _NEAR_LIMIT
         ]
         pairs = compared_levels(model, predictor, levels[-_CORRECTED_BY:])
         return replace(
@@ -221,57 +293,54 @@ class SimulatorGuide:
         self, predictor: Predictor, model: EngineModel, measured: Sequence[TrialRecord]
     ) -> list[Settings]:
         """Settings from all over the space, some with the budget that the promised pace allows."""
-        space = self._config.space
+        drawn: list[Settings] = [*self._space.candidates(_CANDIDATES, seed=self._seed)]
         best = incumbent(measured)
-        drawn = space.candidates(_CANDIDATES, seed=self._seed)
-        bound = safe_token_budget(
-            model.engine(measured[0].settings).step_model,
-            slo=predictor.slo,
-            workload=predictor.workload,
-            decode_seqs=best.load if best and self._config.options.load == "concurrency" else 1.0,
+        if best is None or self._config.options.load != "concurrency":
+            return drawn
+        step_model = next(_step_models(model, [*(r.settings for r in measured), *drawn]), None)
+        if step_model is None:
+            return drawn
+        budget = promised_token_budget(
+            step_model, slo=predictor.slo, workload=predictor.workload, decode_seqs=best.load
         )
-        return [*drawn, *with_token_budget(drawn[:_BOUNDED], space, bound)]
+        return [*drawn, *with_token_budget(drawn[:_BOUNDED], self._space, budget)]
 
-    def _near_the_best(self) -> list[Settings]:
+    def _near_the_best(self, known: _Forecast) -> list[Settings]:
         """The best predicted settings and those next to them."""
-        space = self._config.space
-        assert self._forecast is not None
-        ranked = (p.settings for p in self._forecast.found.in_turn())
-        best = list(islice((s for s in ranked if space.contains(s)), _POOL))
-        drawn = space.candidates(_DRAWN, seed=self._seed + self._rounds)
-        return [*best, *nearest(drawn, space, count=_POOL, to=best[:_FRONT])]
+        ranked = (p.settings for p in known.found.in_turn())
+        best = list(islice((s for s in ranked if self._space.contains(s)), _POOL))
+        drawn = self._space.candidates(_DRAWN, seed=self._seed + self._rounds)
+        return [*best, *nearest(drawn, self._space, count=_POOL, to=best[:_FRONT])]
 
     def _correction(self, measured: Sequence[TrialRecord]) -> float:
         """Measured over predicted capacity of the best setting so far."""
         best = best_trial(measured)
         capacity = None if best is None else to_candidate(best).capacity
-        if best is None or capacity is None:
-            return 1.0
-        predicted = self._predicted[fingerprint(best.settings)].candidate.capacity
-        return 1.0 if predicted is None else capacity / predicted
+        predicted = None if best is None else self._predicted.get(fingerprint(best.settings))
+        expected = None if predicted is None else predicted.candidate.capacity
+        return 1.0 if capacity is None or expected is None else capacity / expected
 
     def _picks(self, found: Sweep, records: Sequence[TrialRecord]) -> list[Suggestion]:
-        space = self._config.space
         known = frozenset(fingerprint(r.settings) for r in records)
 
         def is_known(settings: Settings) -> bool:
-            return fingerprint(settings) in known or not space.contains(settings)
+            return fingerprint(settings) in known or not self._space.contains(settings)
 
         if self._rounds:
-            mine = [self._predicted[fingerprint(r.settings)] for r in _measured(records)]
+            keys = (fingerprint(r.settings) for r in _measured(records))
+            mine = [self._predicted[key] for key in keys if key in self._predicted]
             bar = Bar.of(mine, target_load=found.target_load)
-            best = front_picks(
-                found, space, count=_LATER, is_known=is_known, is_promising=bar.is_beaten_by
+            better = front_picks(
+                found, self._space, count=_LATER, is_known=is_known, is_promising=bar.is_beaten_by
             )
-            return [Suggestion(p.settings, PREDICTED) for p in best]
-        best = front_picks(found, space, count=_FRONT, is_known=is_known)
+            return [Suggestion(p.settings, PREDICTED) for p in better]
+        best = front_picks(found, self._space, count=_FRONT, is_known=is_known)
         picks = [p.settings for p in best]
-        tried = [*(r.settings for r in records), *picks]
         against = picks_against(
             found,
-            space,
+            self._space,
             count=_AGAINST,
-            tried=tried,
+            tried=[*(r.settings for r in records), *picks],
             is_known=lambda s: is_known(s) or s in picks,
         )
         return [
@@ -282,24 +351,24 @@ class SimulatorGuide:
     def _watch(self, measured: Sequence[TrialRecord], baseline: TrialRecord) -> None:
         """Drop a prediction that ranks what was measured no better than chance."""
         forecast = self._forecast
-        if forecast is None or len(measured) < _LEAST_COMPARED:
+        if forecast is None:
             return
         load = reference_load(baseline, workload=self._config.workload)
         found = rank_correlations(
             [(self._observed(r, load), self._expected(r, forecast, load)) for r in measured]
         )
-        self._correlation = None if found is None else round(found, 3)
-        if found is None or found >= _LEAST_CORRELATION:
+        if found is None:
             return
-        if self._is_carried:
-            # Its own engine is known by now: as if there had been no other run.
-            self._rounds, self._forecast = 0, None
-        else:
-            self._is_dropped = True
-            details = {"rank_correlation": self._correlation, "trials": len(measured)}
-            self._tell(Event(PRIOR_DROPPED, details))
+        details = {"rank_correlation": round(found, 3), "trials": len(measured)}
+        if found >= _LEAST_CORRELATION:
+            self._tell(Event(PRIOR_WATCHED, details))
+            return
+        self._tell(Event(PRIOR_DROPPED, {**details, "is_carried": forecast.is_carried}))
+        # The run's own engine is known by now: as if there had been no other run.
+        self._rounds, self._forecast = 0, None
+        self._is_dropped = not forecast.is_carried
 
-    def _observed(self, record: TrialRecord, load: float) -> tuple[float | None, float | None]:
+    def _observed(self, record: TrialRecord, load: float) -> Objectives:
         config = self._config
         told = observation(
             record,
@@ -313,16 +382,16 @@ class SimulatorGuide:
         ratio = worst_ratio_at(to_candidate(record).levels, load) if is_known else None
         return told.output_tokens_per_s, ratio
 
-    def _expected(
-        self, record: TrialRecord, forecast: _Forecast, load: float
-    ) -> tuple[float | None, float | None]:
+    def _expected(self, record: TrialRecord, forecast: _Forecast, load: float) -> Objectives:
         predicted = self._prediction(record.settings, forecast)
-        try:
+        if predicted.problem:
+            return None, None
+        key = fingerprint(record.settings)
+        if key not in self._ratios:
             engine = forecast.model.engine(record.settings)
-            ratio = forecast.predictor.level(engine, load).worst_ratio
-        except (CannotRun, ValueError):
-            ratio = None
-        return predicted.output_tokens_per_s, ratio
+            self._ratios[key] = forecast.predictor.level(engine, load).worst_ratio
+        # To hold nowhere is a prediction as well.
+        return predicted.output_tokens_per_s or 0.0, self._ratios[key]
 
     def _prediction(self, settings: Settings, forecast: _Forecast) -> PredictedSetting:
         key = fingerprint(settings)
@@ -337,17 +406,11 @@ class SimulatorGuide:
         return self._config.options.seed
 
 
-def _measured(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return [r for r in records if r.outcome is Outcome.MEASURED and r.levels]
-
-
-def rank_correlations(
-    pairs: Sequence[tuple[tuple[float | None, float | None], tuple[float | None, float | None]]],
-) -> float | None:
+def rank_correlations(pairs: Sequence[tuple[Objectives, Objectives]]) -> float | None:
     """Mean rank correlation of both objectives, observed against expected; None if undefined.
 
     Args:
-        pairs: for each trial output tokens/s and worst ratio, observed and expected.
+        pairs: for each trial, observed and expected.
     """
     found = []
     for objective in (0, 1):
@@ -357,3 +420,31 @@ def rank_correlations(
             value = rank_correlation(*zip(*known, strict=True))
             found += [] if value is None else [value]
     return sum(found) / len(found) if found else None
+
+
+def _measured(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials that show what a setting carries; those at the target load alone do not."""
+    return [
+        r
+        for r in records
+        if r.outcome is Outcome.MEASURED and r.levels and r.label != LATENCY_LABEL
+    ]
+
+
+def _as_settings(info: EngineInfo) -> dict[str, Any]:
+    """The limits that an engine chose for itself, under the options' names."""
+    return {
+        "max_num_seqs": info.max_num_seqs,
+        "max_num_batched_tokens": info.max_num_batched_tokens,
+        "enable_chunked_prefill": info.enable_chunked_prefill,
+        "long_prefill_token_threshold": 0,
+    }
+
+
+def _step_models(model: EngineModel, settings: Iterable[Settings]) -> Iterator[Any]:
+    """The engine's step times, from the first settings that it can run."""
+    for wanted in settings:
+        try:
+            yield model.engine(wanted).step_model
+        except CannotRun:
+            continue

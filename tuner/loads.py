@@ -21,8 +21,6 @@ from tuner.walks import (
 FIRST_LOAD = {"concurrency": 8.0, "rate": 1.0}
 # A setting that has just beaten the incumbent's load is likely to end not far above it.
 _STEP_ABOVE_INCUMBENT = 1.15
-_STEP_FROM_EXPECTED = 1.15
-_STEP_FROM_NOTHING = 2.0
 
 
 def search_walk(
@@ -46,11 +44,11 @@ def search_walk(
     rules = config.options.capacity
     is_integer = mode == "concurrency"
     search = CapacitySearch(
-        start=expected or FIRST_LOAD[mode],
-        step=_STEP_FROM_EXPECTED if expected else _STEP_FROM_NOTHING,
+        start=FIRST_LOAD[mode],
         resolution=rules.resolution,
         is_integer=is_integer,
         max_load=rules.max_load,
+        expected=expected,
     )
     best = incumbent(records)
     further = promotion_seeds(config.options.seed, rules.promotion_seeds)

@@ -14,6 +14,7 @@ from tuner.calibrating import (
     calibrated_model,
     carried_model,
     keep_calibration,
+    read_calibration,
     stored_calibration,
 )
 from tuner.clock import Clock
@@ -29,6 +30,7 @@ from tuner.guiding import Guide, SimulatorGuide
 from tuner.interrupts import HeldInterrupts
 from tuner.prediction.calibration import Calibration
 from tuner.prediction.models import EngineModel
+from tuner.prediction.stored import CARRIED
 from tuner.records import EngineConfig, Settings, TrialRecord
 from tuner.report.document import ReportInput, build_document
 from tuner.report.markdown import markdown_report
@@ -276,7 +278,7 @@ def _search_and_confirm(
             listener(event)
 
     # A calibration that cannot be read is told before any engine starts.
-    guide = make_guide(plan, folder, clock=clock, tell=tell)
+    guide = make_guide(plan, folder, clock=clock, tell=tell, check_interrupted=interrupts.check)
     with working_fleet(plan, interrupts=interrupts, tell=tell) as fleet:
         parts = SessionParts(
             config=config,
@@ -303,13 +305,23 @@ def calibration_of(path: Path, *, clock: Clock) -> Calibration:
     return stored_calibration(folder, config=config, engine=engine)
 
 
-def make_guide(plan: Plan, folder: RunFolder, *, clock: Clock, tell: Listener) -> Guide | None:
-    """The simulator, where the run wants it and leaves logs to learn from."""
+def make_guide(
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    clock: Clock,
+    tell: Listener,
+    check_interrupted: Callable[[], None] = lambda: None,
+) -> Guide | None:
+    """The simulator, where the run wants it.
+
+    Raises:
+        TunerError: when the run to carry a calibration over from has none.
+    """
     config, engine = plan.config, plan.engine.config
     if not config.options.prior:
         return None
-    path = config.options.calibration
-    other = None if path is None else calibration_of(path, clock=clock)
+    other = _carried_calibration(folder, config.options.calibration, clock)
 
     def learn(records: Sequence[TrialRecord]) -> EngineModel:
         model = calibrated_model(folder, records, config=config, engine=engine)
@@ -320,9 +332,25 @@ def make_guide(plan: Plan, folder: RunFolder, *, clock: Clock, tell: Listener) -
         assert other is not None
         return carried_model(other, records, engine=engine)
 
-    return SimulatorGuide(
-        config, learn=learn, carried=carried if other else None, tell=tell, clock=clock
+    guide = SimulatorGuide(
+        config,
+        learn=learn,
+        carried=carried if other else None,
+        tell=tell,
+        clock=clock,
+        check_interrupted=check_interrupted,
     )
+    guide.restore(folder.events())
+    return guide
+
+
+def _carried_calibration(folder: RunFolder, path: Path | None, clock: Clock) -> Calibration | None:
+    """Another run's calibration; kept in this run, which may outlive the other or its path."""
+    if path is None:
+        return None
+    if not (folder.path / CARRIED).is_file():
+        keep_calibration(folder, calibration_of(path, clock=clock), trials=0, name=CARRIED)
+    return read_calibration(folder, CARRIED)
 
 
 def make_fleet(plan: Plan) -> Fleet:

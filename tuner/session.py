@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from tuner.canary import CanaryRules, CanaryWatch
 from tuner.clock import Clock
@@ -20,7 +21,7 @@ from tuner.confirming import (
     ConfirmationRules,
 )
 from tuner.errors import TunerError
-from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
+from tuner.events import PRIOR_FAILED, SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.fleet import Fleet
 from tuner.guiding import Guide
 from tuner.jobs import Job, JobRunner, confirmation_job, record_of
@@ -28,6 +29,7 @@ from tuner.latency_trials import LATENCY_LABEL, LATENCY_TRIALS, latency_trial
 from tuner.launch_groups import LaunchGroups
 from tuner.loads import races_lost_in_a_row, search_walk
 from tuner.observing import observation, reference_load
+from tuner.prediction.picks import AGAINST
 from tuner.records import (
     EngineConfig,
     LoadWalk,
@@ -43,6 +45,8 @@ from tuner.search import Observation, Proposal, Search
 from tuner.store.run_folder import RunFolder
 from tuner.verdict import BASELINE
 from tuner.walks import PointsWalk
+
+_T = TypeVar("_T")
 
 # Share of the time budget that the search may use; the rest is for the confirmation.
 _SEARCH_SHARE = 0.75
@@ -101,6 +105,7 @@ class Session:
         self._jobs = JobRunner(
             parts.fleet, tell=self._tell, check_interrupted=parts.check_interrupted
         )
+        self._guide = parts.guide
         self._unobserved: list[TrialRecord] = []
         self._no_gain_after = -1
         self._canaries = CanaryWatch(
@@ -188,20 +193,29 @@ class Session:
         proposal = self._parts.search.propose(number)
         if proposal is None:
             return None
-        guide = self._parts.guide
-        expected = guide.expected_capacity(proposal.settings) if guide else None
+        expected = self._with_guide(lambda guide: guide.expected_capacity(proposal.settings))
         walk = search_walk(self._parts.config, self._records, expected=expected)
         spec = self._spec(number, proposal.settings, walk, origin=proposal.origin)
         return Job(spec, proposal=proposal)
 
     def _ask_guide(self) -> None:
         """For suggestions, once all that it suggested before are measured."""
-        search, guide = self._parts.search, self._parts.guide
-        is_busy = search.waiting or any(p.origin == "simulator" for p in self._jobs.proposals)
-        if guide is None or is_busy:
+        search = self._parts.search
+        if search.waiting or any(p.origin == "simulator" for p in self._jobs.proposals):
             return
-        for suggestion in guide.suggestions(self._records):
+        for suggestion in self._with_guide(lambda guide: guide.suggestions(self._records)) or ():
             search.suggest(suggestion)
+
+    def _with_guide(self, ask: Callable[[Guide], _T]) -> _T | None:
+        """What the guide says; without one, nothing. It helps, so it may not end the run."""
+        if self._guide is None:
+            return None
+        try:
+            return ask(self._guide)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the search goes on without it
+            self._guide = None
+            self._tell(Event(PRIOR_FAILED, {"reason": f"{type(error).__name__}: {error}"}))
+            return None
 
     def _canary_job(self, *, is_last: bool) -> Job | None:
         canary = self._canaries.next(
@@ -388,13 +402,15 @@ class Session:
         if not record.settings and facts.default_max_num_seqs is None:
             facts = replace(facts, default_max_num_seqs=info.max_num_seqs)
         self._parts.search.use_facts(facts)
+        if self._guide is not None:
+            self._guide.use_facts(facts)
 
     def _refuse_hopeless(self, record: TrialRecord) -> None:
         """Stop at a fault that every further trial would have too, instead of burning them all."""
         failure = record.failure
         if failure is None:
             return
-        is_own = record.origin in ("baseline", "optuna")
+        is_own = record.origin in ("baseline", "optuna", "simulator")
         alike = [r.failure.kind for r in self._records if r.failure is not None]
         all_failed = len(alike) == len(self._records) >= _HOPELESS_TRIALS and len(set(alike)) == 1
         if (failure.kind.is_hopeless and is_own) or all_failed:
@@ -408,7 +424,9 @@ class Session:
         patience = self._parts.config.options.patience
         if not patience or len(self._records) < _LEAST_TRIALS:
             return False
-        return races_lost_in_a_row(self._records) >= patience
+        # Picks against the prediction are there to lose, most of them.
+        raced = [r for r in self._records if r.label != AGAINST]
+        return races_lost_in_a_row(raced) >= patience
 
     def _is_search_time_over(self) -> bool:
         return self._spent_share() > _SEARCH_SHARE

@@ -186,7 +186,7 @@ def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
     verdict: Verdict = "improved"
     if winner is None:
         verdict = "infeasible"
-    elif not _is_better(winner, open_baseline):
+    elif not _is_better(winner, open_baseline, is_refuted=_is_refuted(cells)):
         verdict = "default_is_best"
         others = [c for c in held if c.trial != BASELINE]
         challenger = _recommend(_best_throughput(others), open_baseline)
@@ -270,14 +270,19 @@ def _best_throughput(cells: Sequence[Cell]) -> Cell | None:
     return max(cells, key=lambda c: c.metrics.output_tokens_per_s or 0.0, default=None)
 
 
-def _is_better(winner: Cell, baseline: Cell | None) -> bool:
+def _is_refuted(cells: Sequence[Cell]) -> bool:
+    """Whether the defaults hold nowhere; also where they could not even be measured."""
+    return all(c.holds is False for c in cells if c.trial == BASELINE)
+
+
+def _is_better(winner: Cell, baseline: Cell | None, *, is_refuted: bool) -> bool:
     """Whether the gain over the defaults is proven: the ratio's lower bound is at least 1.
 
     Defaults that were refuted at every load leave no ratio: the certificate alone decides.
     """
     if winner.trial == BASELINE:
         return False
-    if baseline is None:
+    if is_refuted:
         return True
     _, interval = throughput_ratio(winner, baseline)
     return interval.low is not None and interval.low >= 1.0

@@ -86,7 +86,10 @@ def test_more_workers_than_the_cluster_has_gpus_are_refused(
 def test_a_killed_worker_gives_its_trial_back_and_leaves_no_engine(
     notes: EngineNotes,
 ) -> None:
-    """SIGKILL of an actor under load: its trial is lost, its engine ends, others go on."""
+    """SIGKILL of an actor under load: its trial is lost, its engine ends, others go on.
+
+    Another worker takes its place, on the GPU that is free again.
+    """
     with open_fleet() as fleet:
         fleet.submit(make_spec(0, notes, output_tokens=20_000))
         [engine] = notes.wait_for()
@@ -99,12 +102,34 @@ def test_a_killed_worker_gives_its_trial_back_and_leaves_no_engine(
         assert lost.result is None
         assert lost.spec.number == 0
         assert f"{lost.worker} was lost" in lost.lost
-        assert len(fleet.workers) == len(fleet.idle_workers) == 1
+        assert lost.worker not in fleet.idle_workers
         assert_gone([engine])
+        wait_until(
+            lambda: not fleet.collect(timeout_s=0.1) and len(fleet.workers) == 2, "a new worker"
+        )
+        assert lost.worker not in [info.name for info in fleet.workers]
+        assert {info.gpu_ids for info in fleet.workers} == {("0",), ("1",)}
         for process in family:
             wait_until(lambda process=process: is_gone(process), "the worker's processes")  # type: ignore[misc]
         fleet.submit(make_spec(1, notes))
         [done] = collect(fleet)
+        assert done.result is not None
+        assert done.result.outcome is Outcome.MEASURED, done.result.failure
+
+
+def test_the_only_worker_is_replaced_before_its_loss_is_told(notes: EngineNotes) -> None:
+    """A fleet of one that lost it would be empty, and the run over; it waits for the next one."""
+    with open_fleet(workers=1) as fleet:
+        fleet.submit(make_spec(0, notes, output_tokens=20_000))
+        [engine] = notes.wait_for()
+        psutil.Process(engine.parent).kill()
+        [lost] = collect(fleet)
+        assert lost.result is None
+        [name] = fleet.idle_workers
+        assert name != lost.worker
+        fleet.submit(make_spec(1, notes), avoid=lost.worker)
+        [done] = collect(fleet)
+        assert done.worker == name
         assert done.result is not None
         assert done.result.outcome is Outcome.MEASURED, done.result.failure
 

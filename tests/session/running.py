@@ -9,14 +9,7 @@ from typing import Any
 from tests.fakes.virtual_fleet import Sabotage, VirtualClock, VirtualFleet
 from tuner.calibrating import calibrated_model
 from tuner.config import Option, RunConfig, load_config
-from tuner.events import (
-    PRIOR_CHECKED,
-    PRIOR_DROPPED,
-    PRIOR_LEARNED,
-    WORKER_SET_ASIDE,
-    Event,
-    Listener,
-)
+from tuner.events import PRIOR_EVENTS, WORKER_SET_ASIDE, Event, Listener
 from tuner.guiding import Guide, Learn, SimulatorGuide
 from tuner.prediction.models import EngineModel
 from tuner.records import TrialRecord
@@ -129,13 +122,15 @@ class VirtualRun:
     def _guide(self) -> Guide | None:
         if self._learn is None and self._carried is None:
             return make_guide(self.plan, self.folder, clock=self.clock, tell=self._tell)
-        return SimulatorGuide(
+        guide = SimulatorGuide(
             self.plan.config,
             learn=self._learn or self._learned,
             carried=self._carried,
             tell=self._tell,
             clock=self.clock,
         )
+        guide.restore(self.folder.events())
+        return guide
 
     def _learned(self, records: Sequence[TrialRecord]) -> EngineModel:
         plan = self.plan
@@ -149,6 +144,8 @@ class VirtualRun:
         return self.folder.trials()
 
     def _tell(self, event: Event) -> None:
+        if event.kind in PRIOR_EVENTS:
+            self.folder.add_event(event.kind, **event.details)
         for listener in self.listeners:
             listener(event)
 
@@ -160,7 +157,7 @@ class VirtualRun:
     def report(self) -> dict[str, Any]:
         """The report of what there is; a finished run says so in its events."""
         for event in self.events:
-            if event.kind in (WORKER_SET_ASIDE, PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_LEARNED):
+            if event.kind == WORKER_SET_ASIDE:
                 self.folder.add_event(event.kind, **event.details)
         self.folder.add_event("run_finished")
         return write_report(self.folder, config=self.plan.config, engine=self.plan.engine.config)

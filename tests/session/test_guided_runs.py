@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from search_spaces import Settings, Value
-from tests.session.running import VirtualRun, make_config
+from tests.session.running import SMALL_RUN, VirtualRun, make_config
 from tuner.errors import TunerError
-from tuner.events import PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_LEARNED, Event
-from tuner.guiding import AGAINST, LEARNING, PREDICTED, Learn
+from tuner.events import PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_FAILED, PRIOR_LEARNED, Event
+from tuner.guiding import Learn
 from tuner.prediction.models import EngineModel, ProfileModel, Source
+from tuner.prediction.picks import AGAINST, LEARNING, PREDICTED
 from tuner.prediction.stored import CALIBRATION, calibration_from
 from tuner.records import TrialRecord
 from tuner.run import calibration_of
@@ -23,7 +24,8 @@ from tuner.simulator.virtual import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG
 from tuner.workloads import PlannedSize
 
-SPACE = {
+CLASSES = SMALL_RUN["workload"]["classes"]
+SPACE: dict[str, Any] = {
     "parameters": {
         "max_num_seqs": {"choice": [8, 16, 32, 64, 128]},
         "max_num_batched_tokens": {"choice": [192, 256, 512, 1024, 2048, 4096]},
@@ -32,10 +34,16 @@ SPACE = {
 
 
 def _run(
-    folder: Path, *, workers: int = 1, learn: Learn | None = None, **changes: Any
+    folder: Path,
+    *,
+    workers: int = 1,
+    learn: Learn | None = None,
+    carried: Learn | None = None,
+    **changes: Any,
 ) -> VirtualRun:
     data = {"space": SPACE, "prior": True, "trials": 10, **changes}
-    return VirtualRun(make_config(folder, **data), workers=workers, learn=learn)
+    config = make_config(folder, **data)
+    return VirtualRun(config, workers=workers, learn=learn, carried=carried)
 
 
 def _events(run: VirtualRun, kind: str) -> list[Event]:
@@ -202,3 +210,79 @@ def test_a_calibration_is_read_without_the_logs(tmp_path: Path) -> None:
     (run.folder.path / CALIBRATION).unlink()
     with pytest.raises(TunerError, match="no measured trial to learn from"):
         calibration_of(run.folder.path, clock=run.clock)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # The engine's own length comes with the defaults, and rules some candidates out.
+        {"engine_arg": {"profile": "demo", "time_noise": 0}},
+        {"load": "rate", "workload": {"classes": CLASSES, "min_requests": 60}},
+        {"workload": {"classes": CLASSES, "min_requests": 60}},
+        {"slo": "ttft=20ms,tpot=2ms"},
+        {"space": {"parameters": {"max_num_seqs": {"choice": [8, 16, 32]}}}},
+        {"space": {"parameters": {"gpu_memory_utilization": {"choice": [0.8, 0.85, 0.9]}}}},
+    ],
+    ids=["unknown length", "rate", "capacity", "nothing holds", "one parameter", "launch only"],
+)
+def test_whatever_the_run_the_simulator_ends_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """It helps or stays silent; each run ends with as many trials as the space and budget have."""
+    space = {
+        "parameters": {**SPACE["parameters"], "enable_chunked_prefill": "bool"},
+        # Outside the space, of launch-only options, and naming other values than the space has.
+        "references": {
+            "modest": {"max_num_seqs": 200, "max_num_batched_tokens": 8000},
+            "smooth": {"performance_mode": "interactivity"},
+        },
+    }
+    run = _run(tmp_path, **{"space": space, "trials": 9, "workers": 2, **changes})
+    records = run.search()
+    failed = _events(run, PRIOR_FAILED)
+    assert not [e for e in failed if "Error" in e.details["reason"]], failed
+    plan = run.plan
+    assert len(records) == min(9, len(plan.references) + (plan.config.space.size or 99))
+
+
+def test_a_guide_that_breaks_leaves_the_search_to_the_optimiser(tmp_path: Path) -> None:
+    """A fault of ours in the simulator is told, and costs no trial."""
+
+    def learn(_: Sequence[TrialRecord]) -> EngineModel:
+        raise ZeroDivisionError("a fault of ours")
+
+    run = _run(tmp_path, trials=5, learn=learn)
+    assert len(run.search()) == 5
+    (failed,) = _events(run, PRIOR_FAILED)
+    assert failed.details["reason"] == "ZeroDivisionError: a fault of ours"
+
+
+def test_what_was_dropped_stays_dropped_after_a_resume(tmp_path: Path) -> None:
+    """A resumed run does not believe again what was seen to be wrong."""
+    engine = _run(tmp_path, name="plan").plan.engine.config
+    run = _run(tmp_path, trials=14, learn=lambda _: Mirrored(ProfileModel(engine)))
+    run.fleet.interrupt_after = 12
+    with pytest.raises(KeyboardInterrupt):
+        run.search()
+    assert _events(run, PRIOR_DROPPED)
+    before = {r.number for r in run.folder.trials()}
+    run.fleet.interrupt_after = None
+    run.fleet._running.clear()
+    records = run.search()
+    assert {r.origin for r in records if r.number not in before} == {"optuna"}
+    assert len(_events(run, PRIOR_DROPPED)) == 1
+
+
+def test_a_carried_calibration_that_ranks_wrongly_gives_way_to_the_runs_own(
+    tmp_path: Path,
+) -> None:
+    """It does on the defaults what it should, and not elsewhere; then the run learns for itself."""
+    engine = _run(tmp_path, name="plan").plan.engine.config
+    run = _run(tmp_path, trials=14, carried=lambda _: Mirrored(ProfileModel(engine)))
+    document = run.run()
+    (dropped,) = _events(run, PRIOR_DROPPED)
+    assert dropped.details["is_carried"]
+    assert document["prior"]["state"] == "used"
+    assert document["prior"]["carried"] == {
+        "median_error": pytest.approx(0.0, abs=0.1),
+        "is_trusted": False,
+    }
+    assert document["verdict"] == "improved"

@@ -13,6 +13,7 @@ from tuner.durations import format_duration
 from tuner.events import (
     PRIOR_CHECKED,
     PRIOR_DROPPED,
+    PRIOR_FAILED,
     PRIOR_LEARNED,
     WORKER_SET_ASIDE,
     Event,
@@ -106,6 +107,8 @@ def headline(event: Event) -> str:
         )
     if event.kind == PRIOR_CHECKED:
         return _checked_text(details)
+    if event.kind == PRIOR_FAILED:
+        return f"no help from the simulator: {details['reason']}"
     if event.kind == PRIOR_DROPPED:
         return (
             f"simulator dropped: its rank correlation with {details['trials']} measured trials is "

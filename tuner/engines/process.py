@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from tuner.clock import Clock
+from tuner.engines.warden import Warden
 from tuner.errors import StopFailed
 from tuner.records import Failure, FailureKind
 
@@ -53,15 +54,21 @@ class ProcessTree:
         self._new_session = new_session
         mark = uuid.uuid4().hex
         self._mark = f"{_MARK}={mark}".encode()
-        with log_path.open("ab") as log:
-            self._popen = subprocess.Popen(
-                list(command),
-                env={**env, _MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=new_session,
-            )
+        # Before the engine, so that no moment is without it.
+        self._warden = Warden(f"{_MARK}={mark}")
+        try:
+            with log_path.open("ab") as log:
+                self._popen = subprocess.Popen(
+                    list(command),
+                    env={**env, _MARK: mark},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=new_session,
+                )
+        except BaseException:
+            self._warden.dismiss()
+            raise
         self._members: dict[int, psutil.Process] = {}
         self._segments: set[Path] = set()
         self._remember(self._popen.pid)
@@ -106,6 +113,7 @@ class ProcessTree:
             raise StopFailed(
                 Failure(FailureKind.STOP_FAILED, f"still running after SIGKILL: {pids}")
             )
+        self._warden.dismiss()
         for segment in self._segments:
             segment.unlink(missing_ok=True)
 
@@ -135,7 +143,7 @@ class ProcessTree:
             except psutil.Error:
                 continue
             for child in children:
-                self._members.setdefault(child.pid, child)
+                self._add(child)
 
     def _alive(self) -> list[psutil.Process]:
         return [p for p in self._members.values() if _is_alive(p)]
@@ -147,9 +155,14 @@ class ProcessTree:
 
     def _remember(self, pid: int) -> None:
         try:
-            self._members[pid] = psutil.Process(pid)
+            self._add(psutil.Process(pid))
         except psutil.NoSuchProcess:
             return
+
+    def _add(self, process: psutil.Process) -> None:
+        if process.pid not in self._members:
+            self._members[process.pid] = process
+            self._warden.tell(process.pid)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
@@ -22,6 +23,10 @@ _SET_BY_RAY = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 60.0
 _ADDRESS_TIMEOUT_S = 10.0
+# A fleet without any worker waits so long for the next one.
+_REPLACEMENT_TIMEOUT_S = 60.0
+# In all, for each worker that the fleet began with.
+_MOST_REPLACEMENTS = 3
 
 
 class _Actor:
@@ -65,6 +70,54 @@ class _Member:
     actor: Any
 
 
+class _Recruits:
+    """Actors that take the place of lost ones, as soon as Ray has GPUs for them.
+
+    A worker's GPUs may be gone with its node, and then nobody comes; nothing waits for that but a
+    fleet that has no other worker. What kills every worker would go on for ever, so there is an
+    end.
+
+    Args:
+        gpus_per_worker: GPUs that each owns.
+        driver_env: variables that Ray sets, as the user had them.
+        most: so many in all.
+    """
+
+    def __init__(
+        self, gpus_per_worker: int, driver_env: Mapping[str, str | None], *, most: int
+    ) -> None:
+        self._gpus_per_worker = gpus_per_worker
+        self._driver_env = driver_env
+        self._left = most
+        self._coming: dict[Any, Any] = {}
+
+    def call(self, name: str) -> None:
+        """Ask for a worker of that name."""
+        if self._left > 0:
+            self._left -= 1
+            actor = _make_actor(name, self._gpus_per_worker, self._driver_env)
+            self._coming[actor.info.remote()] = actor
+
+    def arrived(self, *, timeout_s: float) -> list[_Member]:
+        """Those that are ready, waiting at most so long for the first."""
+        if not self._coming:
+            return []
+        ready, _ = ray.wait(list(self._coming), num_returns=1, timeout=timeout_s)
+        found = []
+        for reference in ready:
+            actor = self._coming.pop(reference)
+            # One that died on its way is not asked for again.
+            with suppress(RayActorError):
+                found.append(_Member(ray.get(reference), actor))
+        return found
+
+    def dismiss(self) -> None:
+        """Nobody is needed any more."""
+        for actor in self._coming.values():
+            ray.kill(actor)
+        self._coming.clear()
+
+
 class RayFleet:
     """Workers on a Ray cluster: an existing one by address, else one on this machine.
 
@@ -91,6 +144,10 @@ class RayFleet:
         try:
             _check_resources(workers=workers, gpus_per_worker=gpus_per_worker)
             self._members = _start_members(workers, gpus_per_worker, driver_env)
+            self._recruits = _Recruits(
+                gpus_per_worker, driver_env, most=_MOST_REPLACEMENTS * workers
+            )
+            self._names = count(workers)
             _refuse_shared_gpus([m.info for m in self._members.values()])
         except BaseException:
             self._disconnect()
@@ -126,8 +183,10 @@ class RayFleet:
     def collect(self, *, timeout_s: float) -> list[Completion]:
         """Trials that ended, waiting at most so long for the first.
 
-        A worker that died gives its trial back as lost and leaves the fleet.
+        A worker that died gives its trial back as lost and leaves the fleet; another one takes its
+        place as soon as there is one.
         """
+        self._welcome(timeout_s=0.0)
         if not self._running:
             return []
         ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
@@ -159,7 +218,7 @@ class RayFleet:
             try:
                 ray.get(reference, timeout=_CLOSE_TIMEOUT_S)
             except RayActorError:
-                del self._members[name]
+                self._lose(name)
             except RayTaskError as error:
                 raise _cause_of(error) from error
             except GetTimeoutError as error:
@@ -167,6 +226,7 @@ class RayFleet:
 
     def close(self) -> None:
         """Stop what runs, wait until it is cleaned up, end the actors."""
+        self._recruits.dismiss()
         for member in self._members.values():
             member.actor.cancel.remote()
         if self._running:
@@ -183,7 +243,7 @@ class RayFleet:
         try:
             result: TrialResult = ray.get(reference)
         except RayActorError as error:
-            del self._members[name]
+            self._lose(name)
             return Completion(spec, name, None, f"{name} was lost: {_first_line(error)}")
         except RayTaskError as error:
             cause = _cause_of(error)
@@ -191,6 +251,17 @@ class RayFleet:
                 return Completion(spec, name, None, str(cause))
             raise cause from error
         return Completion(spec, name, result)
+
+    def _lose(self, name: str) -> None:
+        """Without its worker a fleet is smaller for a while; without any, it waits for the next."""
+        del self._members[name]
+        self._recruits.call(f"worker-{next(self._names)}")
+        if not self._members:
+            self._welcome(timeout_s=_REPLACEMENT_TIMEOUT_S)
+
+    def _welcome(self, *, timeout_s: float) -> None:
+        for member in self._recruits.arrived(timeout_s=timeout_s):
+            self._members[member.info.name] = member
 
     def _idle(self) -> list[str]:
         busy = {name for name, _ in self._running.values()}
@@ -267,12 +338,8 @@ def _check_resources(*, workers: int, gpus_per_worker: int) -> None:
 def _start_members(
     workers: int, gpus_per_worker: int, driver_env: Mapping[str, str | None]
 ) -> dict[str, _Member]:
-    actor_class = ray.remote(_Actor).options(
-        num_gpus=gpus_per_worker, num_cpus=0, max_concurrency=2, max_restarts=0
-    )
     names = [f"worker-{i}" for i in range(workers)]
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    actors = {name: actor_class.remote(name, dict(driver_env), niceness) for name in names}
+    actors = {name: _make_actor(name, gpus_per_worker, driver_env) for name in names}
     try:
         infos = ray.get([a.info.remote() for a in actors.values()], timeout=_START_TIMEOUT_S)
     except (GetTimeoutError, RayActorError) as error:
@@ -281,6 +348,13 @@ def _start_members(
             f"are its GPUs in use? ({_first_line(error)})"
         ) from error
     return {i.name: _Member(i, actors[i.name]) for i in infos}
+
+
+def _make_actor(name: str, gpus_per_worker: int, driver_env: Mapping[str, str | None]) -> Any:
+    actor_class = ray.remote(_Actor).options(
+        num_gpus=gpus_per_worker, num_cpus=0, max_concurrency=2, max_restarts=0
+    )
+    return actor_class.remote(name, dict(driver_env), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _refuse_shared_gpus(infos: Sequence[WorkerInfo]) -> None:

@@ -247,7 +247,10 @@ def _fit(columns: NDArray[np.float64], elapsed_s: Column) -> Column:
     coefficients = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         rows = np.sqrt(weights) / predicted
-        coefficients = optimize.nnls(scaled * rows[:, None], elapsed_s * rows)[0]
+        try:
+            coefficients = optimize.nnls(scaled * rows[:, None], elapsed_s * rows)[0]
+        except RuntimeError as error:
+            raise ValueError(f"the times of {len(elapsed_s)} steps cannot be fitted") from error
         # What a column explains can be nothing at all; a step's time cannot.
         predicted = np.maximum(scaled @ coefficients, 0.01 * elapsed_s)
         residuals = (elapsed_s - predicted) / predicted

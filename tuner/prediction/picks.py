@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from search_spaces import Settings, Space, distance, place
+from search_spaces import Settings, Space, closest, distance, place
 from tuner.prediction.sweep import PredictedSetting, Sweep
 
+# Why the simulator wants a setting measured; stored with the trial.
+LEARNING, PREDICTED, AGAINST = "to learn from", "predicted", "against the prediction"
+PROPOSED = (PREDICTED, AGAINST)
 # Picks nearer to each other than this, on a scale of 0 to 1, would show the same.
 _APART = 0.1
 # Predictions so near to each other are of one behaviour.
@@ -111,7 +114,7 @@ def spread(
     candidates: Sequence[Settings], space: Space, *, count: int, around: Sequence[Settings]
 ) -> list[Settings]:
     """The candidates farthest from what is there, one after the other."""
-    there = [s for s in around if set(space.varying) <= set(s)]
+    there = [near for s in around if (near := closest(s, space)) is not None]
     left, found = list(candidates), list[Settings]()
     while left and len(found) < count:
         farthest = max(left, key=lambda s: _nearest(s, [*there, *found], space))

@@ -22,6 +22,7 @@ from tuner.simulator.scheduler import SchedulerLimits
 
 # Chunks of one step come within this share of the usual time between a request's chunks.
 _TOGETHER = 0.3
+_MOST_TOKENS_A_CHUNK = 1.1
 
 
 @dataclass(slots=True)
@@ -57,6 +58,10 @@ def reconstructed_iterations(probe: Probe, limits: SchedulerLimits) -> Iteration
         limits: in force, for the token budget.
     """
     records = [r for r in probe.records if r.chunk_times_s and r.prompt_tokens]
+    chunks = sum(len(r.chunk_times_s) for r in records)
+    if sum(r.output_tokens or 0 for r in records) > _MOST_TOKENS_A_CHUNK * chunks:
+        # Speculation, or an interval between chunks: a chunk is no step then.
+        records = []
     steps = _steps(records)
     _lay_prompts(steps, limits)
     seen = list(_visible(steps))

@@ -81,11 +81,6 @@ class Residuals:
                     found[name].append(seen / said)
         return cls({name: tuple(ratios) for name, ratios in found.items()})
 
-    @property
-    def count(self) -> int:
-        """How many levels were compared."""
-        return max((len(ratios) for ratios in self.ratios.values()), default=0)
-
     def median_error(self, metric: str) -> float | None:
         """The median of |predicted / measured - 1|; None where nothing was compared."""
         ratios = self.ratios[metric]

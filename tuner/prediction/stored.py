@@ -11,6 +11,8 @@ from tuner.prediction.fit import StepFit
 from tuner.simulator.cost_model import DecodeRegime, StepTimeModel
 
 CALIBRATION = "calibration.json"
+# What was carried over from another run.
+CARRIED = "carried.json"
 _VERSION = 1
 
 

@@ -2,9 +2,9 @@
 
 A step in which `n` sequences decode and `B - n` prompt tokens are computed takes
 `c0 + c1 * (B - n - hidden) + c4 * (B - n) * context + c2 * n + c3 * n * context`. Where a target
-bounds TPOT or ITL by L, every step within L keeps it; solved for B this is a budget that is safe
-however the prompts fall. A smaller one gives nothing for the pace, a larger one may still do where
-few steps are full.
+bounds TPOT or ITL by L, every step within L keeps it. Solved for B, with the traffic's mean
+context, this estimates the budget at which full steps take as long as is promised: a place in the
+space worth predicting, no more. A larger one may still do where few steps are full.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tuner.workloads import Workload
 _PACE = (Metric.TPOT, Metric.ITL)
 
 
-def safe_token_budget(
+def promised_token_budget(
     model: StepTimeModel, *, slo: Slo, workload: Workload, decode_seqs: float
 ) -> int | None:
-    """The largest budget with which every step is as short as the SLO wants tokens apart.
+    """The budget at which a full step lasts as long as the SLO wants tokens apart.
 
     Args:
         model: of the engine's steps.
@@ -42,7 +42,7 @@ def safe_token_budget(
     token_s = model.c1_s_per_prefill_token + model.c4_s_per_attn_token * context
     if left_s <= 0 or token_s <= 0:
         return None
-    # Hidden tokens are free of c1, not of attention; left out, the budget errs to the safe side.
+    # Hidden tokens are free of c1, not of attention, which is left out for them.
     return math.floor(decode_seqs + model.hidden_prefill_tokens + left_s / token_s)
 
 

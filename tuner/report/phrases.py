@@ -35,7 +35,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 def trial_name(label: str, origin: str, settings: Mapping[str, Any]) -> str:
     """A reference by its name, what was proposed by its settings, and why if that has a name."""
-    if origin != "optuna":
+    if origin not in ("optuna", "simulator"):
         return label or settings_text(settings)
     return f"{settings_text(settings)} ({label})" if label else settings_text(settings)
 

@@ -5,28 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuner.events import PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_LEARNED
+from tuner.events import (
+    PRIOR_CHECKED,
+    PRIOR_DROPPED,
+    PRIOR_EVENTS,
+    PRIOR_FAILED,
+    PRIOR_LEARNED,
+    PRIOR_WATCHED,
+)
+from tuner.prediction.picks import PROPOSED
 
 
 def prior_data(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The `prior` of report.json; None where no simulator guided the run."""
-    kinds = (PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_LEARNED)
-    told = [event for event in events if event["event"] in kinds]
-    if not told:
+    by_kind: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in PRIOR_EVENTS}
+    for event in events:
+        by_kind.get(event["event"], []).append(event)
+    if not any(by_kind.values()):
         return None
-    learned = [event for event in told if event["event"] == PRIOR_LEARNED]
-    is_dropped = any(event["event"] == PRIOR_DROPPED for event in told)
-    checked = next((event for event in told if event["event"] == PRIOR_CHECKED), None)
-    correlations = [e["rank_correlation"] for e in told if e.get("rank_correlation") is not None]
+    learned, dropped = by_kind[PRIOR_LEARNED], by_kind[PRIOR_DROPPED]
+    watched = [e for e in (*by_kind[PRIOR_WATCHED], *dropped) if not e.get("is_carried")]
+    is_dropped = any(not event["is_carried"] for event in dropped)
     return {
         "state": "dropped" if is_dropped else "used" if learned else "unused",
         "trials": max((event["trials"] for event in learned), default=0),
         "picks": sum(event["picks"] for event in learned),
-        "rank_correlation": correlations[-1] if correlations else None,
+        "rank_correlation": watched[-1]["rank_correlation"] if watched else None,
         "wall_s": round(sum(event["wall_s"] for event in learned), 3),
-        "carried": None
-        if checked is None
-        else {"median_error": checked["median_error"], "is_trusted": checked["is_trusted"]},
+        "carried": _carried(by_kind[PRIOR_CHECKED], dropped),
+        "problems": list(dict.fromkeys(event["reason"] for event in by_kind[PRIOR_FAILED])),
+    }
+
+
+def _carried(
+    checked: list[Mapping[str, Any]], dropped: list[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """What became of another run's calibration: checked on the defaults, then watched."""
+    if not checked:
+        return None
+    is_dropped = any(event["is_carried"] for event in dropped)
+    return {
+        "median_error": checked[-1]["median_error"],
+        "is_trusted": checked[-1]["is_trusted"] and not is_dropped,
     }
 
 
@@ -37,14 +57,18 @@ def prior_text(document: Mapping[str, Any]) -> str:
         return ""
     parts = []
     if prior["carried"] is not None:
-        use = "used" if prior["carried"]["is_trusted"] else "refused"
-        parts.append(f"the other run's calibration was {use} after the defaults were measured")
+        use = "was used" if prior["carried"]["is_trusted"] else "did not do and was put aside"
+        parts.append(f"the other run's calibration {use}")
     if prior["state"] != "unused":
-        parts.append(f"a simulator of the engine proposed {prior['picks']} settings")
+        count = sum(
+            t["origin"] == "simulator" and t.get("label") in PROPOSED for t in document["trials"]
+        )
+        parts.append(f"a simulator of the engine proposed {count} of the trials")
     if prior["rank_correlation"] is not None:
         dropped = "dropped: " if prior["state"] == "dropped" else ""
         parts.append(
             f"{dropped}its rank correlation with what was measured is "
             f"{prior['rank_correlation']:.2f}"
         )
+    parts += [f"no simulator: {problem}" for problem in prior["problems"][:1]]
     return "; ".join(parts)
