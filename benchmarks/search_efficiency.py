@@ -1,7 +1,7 @@
 """How soon a search finds a setting within 5 % of the best, in engine seconds.
 
-    .venv/bin/python benchmarks/search_efficiency.py [--seeds N] [--gp-seeds N] [--worlds N]
-        [--certify N] [STRATEGY ...]
+    .venv/bin/python benchmarks/search_efficiency.py [STRATEGY ...] [--seeds N] [--gp-seeds N]
+        [--certify N] [--traffic KIND ...]
 
 Simulated engines with known truth: two GPUs, four kinds of traffic, 36 settings each
 (`search_worlds.py`). Ours runs whole sessions in virtual time; the simulator that guides it is
@@ -27,7 +27,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from search_strategies import ABLATIONS, OURS, PEERS, Strategy, Trace, ours
-from search_worlds import WORLDS, World, regret, true_tokens, world_slo
+from search_worlds import WORKLOADS, WORLDS, World, regret, true_tokens, world_slo
 
 from objectives import percentile
 
@@ -165,13 +165,13 @@ def main() -> None:
     parser.add_argument("strategies", nargs="*", help="; ".join(every))
     parser.add_argument("--seeds", type=int, default=30, help="searches a world and strategy (30)")
     parser.add_argument("--gp-seeds", type=int, default=3, help="of the slow GP sampler (3)")
-    parser.add_argument("--worlds", type=int, default=len(WORLDS), help="the first so many (8)")
+    parser.add_argument("--traffic", nargs="*", choices=WORKLOADS, help="kinds of it (all)")
     parser.add_argument("--certify", type=int, default=0, help="whole runs a world (none)")
     asked = parser.parse_args()
     unknown = set(asked.strategies) - set(every)
     if unknown:
         parser.error(f"no strategy {', '.join(sorted(unknown))}; there are: {'; '.join(every)}")
-    worlds = WORLDS[: asked.worlds]
+    worlds = [w for w in WORLDS if asked.traffic is None or w.traffic in asked.traffic]
     started_s = time.monotonic()
     work = partial(
         run_world,

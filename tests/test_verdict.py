@@ -66,6 +66,14 @@ def test_a_gain_below_one_is_never_an_improvement(
     assert verdict != "improved" or low is None or low >= 1.0
 
 
+def test_defaults_that_were_measured_once_are_not_refuted() -> None:
+    """One open replicate of the defaults compares with nothing, and proves no improvement."""
+    open_cell = _cell(BASELINE, 100.0, holds=None)
+    once = replace(open_cell, replicates=open_cell.replicates[:1])
+    decision = decide([once, _cell(2, 150.0, holds=True)], target_load=4.0)
+    assert (decision.verdict, _trials(decision)) == ("default_is_best", (2, 2))
+
+
 def test_nothing_certified_is_infeasible() -> None:
     """Open and refuted cells recommend nothing."""
     cells = [_cell(BASELINE, 100.0, holds=None), _cell(2, 150.0, holds=False)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from objectives import Metrics
-from tuner.prediction.residuals import Band, Residuals
+from objectives import Load, Metrics, parse_slo
+from tests.walks.levels import make_level
+from tuner.prediction.residuals import Band, Residuals, corrected_slo
 
 
 def _pairs(*factors: float) -> list[tuple[Metrics, Metrics]]:
@@ -32,3 +33,20 @@ def test_a_band_spans_what_was_seen() -> None:
     assert (band.low, band.high) == pytest.approx((0.92, 1.08))
     assert Residuals.of(_pairs(1, 1, 1, 1)).band("output_tokens_per_s") is None
     assert Residuals.of(_pairs(*[1.0] * 5)).band("p95_ttft_ms") == Band(1.0, 1.0)
+
+
+def test_limits_move_by_what_predictions_are_off() -> None:
+    """Measured at 1.25 times its prediction: predicted, it may reach 1 / 1.25 of its limit."""
+    slo = parse_slo("p95_ttft=800ms")
+    load = Load("concurrency", 8.0)
+    pairs = [
+        (
+            make_level(load, ratio=1.25 * ratio, tokens_per_s=100),
+            make_level(load, ratio=ratio, tokens_per_s=100),
+        )
+        for ratio in (0.4, 0.6, 0.8)
+    ]
+    ttft, errors = corrected_slo(slo, pairs).targets
+    assert ttft.limit == pytest.approx(640)
+    assert errors == slo.targets[1]
+    assert corrected_slo(slo, pairs[:2]) == slo
