@@ -13,7 +13,7 @@ from tuner.events import (
     PRIOR_LEARNED,
     PRIOR_WATCHED,
 )
-from tuner.guiding import rank_correlations
+from tuner.guiding import ranking_agreement
 from tuner.report.prior import prior_data, prior_text
 
 LEARNED = {"event": PRIOR_LEARNED, "trials": 2, "predicted": 55, "picks": 6, "wall_s": 4.0}
@@ -61,12 +61,12 @@ def test_what_happened_is_told_in_a_sentence(events: list[dict[str, Any]], text:
     assert _text(*events) == text
 
 
-def test_ranks_are_compared_where_both_are_known() -> None:
-    """The mean over both objectives; undefined with fewer than six pairs, or without variation."""
-    rising = [((float(i), float(i)), (2.0 * i, 10.0 - i)) for i in range(6)]
-    assert rank_correlations(rising) == pytest.approx(0.0)
-    known = [((seen[0], None), said) for seen, said in rising]
-    assert rank_correlations(known) == pytest.approx(1.0)
-    assert rank_correlations(rising[:5]) is None
-    flat = [((1.0, None), said) for _, said in rising]
-    assert rank_correlations(flat) is None
+def test_predicted_ratios_have_to_rank_as_the_measured_ones() -> None:
+    """Near ones are alike, failures are failures; five trials, or all alike, say nothing."""
+    ratios = [0.3, 0.5, 0.7, 0.9, 1.4, 3.0]
+    assert ranking_agreement([(r, 1.1 * r) for r in ratios]) == pytest.approx(1.0)
+    assert ranking_agreement(list(zip(ratios, reversed(ratios), strict=True))) == pytest.approx(-1)
+    noisy = [(0.82, 0.82), (0.83, 0.82), (0.81, 0.82), (0.50, 0.5), (2.5, 2.1), (2.1, 4.0)]
+    assert ranking_agreement(noisy) == pytest.approx(1.0)
+    assert ranking_agreement(noisy[:5]) is None
+    assert ranking_agreement([(0.82, 0.82), (0.825, 0.815)] * 3) is None

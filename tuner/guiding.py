@@ -9,12 +9,13 @@ fail, and replaces no measurement.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from objectives import rank_correlation, worst_ratio_at
+from objectives import rank_correlation
 from search_spaces import EngineFacts, Settings, Space, fingerprint
 from tuner.calibrating import compared_levels
 from tuner.clock import Clock
@@ -31,7 +32,7 @@ from tuner.events import (
 )
 from tuner.latency_trials import LATENCY_LABEL
 from tuner.loads import best_trial, incumbent
-from tuner.observing import observation, reference_load
+from tuner.observing import reference_load
 from tuner.prediction.models import CannotRun, EngineModel
 from tuner.prediction.picks import (
     AGAINST,
@@ -70,10 +71,10 @@ _RESOLUTION = 0.1
 _MOST_PREDICTING_S = 60.0
 _LEAST_CORRELATION = 0.5
 _LEAST_COMPARED = 6
+_LEAST_RATIO, _MOST_RATIO = 0.01, 2.0
+_ALIKE = 0.05
 
 Learn = Callable[[Sequence[TrialRecord]], EngineModel]
-# Output tokens/s and worst ratio of a trial; None where unknown.
-Objectives = tuple[float | None, float | None]
 
 
 class Guide(Protocol):
@@ -142,7 +143,7 @@ class SimulatorGuide:
         self._check_interrupted = check_interrupted
         self._forecast: _Forecast | None = None
         self._predicted: dict[str, PredictedSetting] = {}
-        self._ratios: dict[str, float | None] = {}
+        self._ratios: dict[tuple[str, float], float | None] = {}
         self._rounds = 0
         self._is_dropped = False
         self._asked_after = -1
@@ -354,9 +355,8 @@ class SimulatorGuide:
         if forecast is None:
             return
         load = reference_load(baseline, workload=self._config.workload)
-        found = rank_correlations(
-            [(self._observed(r, load), self._expected(r, forecast, load)) for r in measured]
-        )
+        pairs = [p for r in measured if (p := self._ratios_near(r, forecast, load)) is not None]
+        found = ranking_agreement(pairs)
         if found is None:
             return
         details = {"rank_correlation": round(found, 3), "trials": len(measured)}
@@ -368,30 +368,24 @@ class SimulatorGuide:
         self._rounds, self._forecast = 0, None
         self._is_dropped = not forecast.is_carried
 
-    def _observed(self, record: TrialRecord, load: float) -> Objectives:
-        config = self._config
-        told = observation(
-            record,
-            slo=config.slo,
-            load=load,
-            is_ladder=config.workload.ladder(config.options.load) is not None,
-        )
-        # The optimiser needs a ratio also where the load lies outside what was measured.
-        loads = [level.load.value for level in record.levels]
-        is_known = min(loads) <= load <= max(loads)
-        ratio = worst_ratio_at(to_candidate(record).levels, load) if is_known else None
-        return told.output_tokens_per_s, ratio
+    def _ratios_near(
+        self, record: TrialRecord, forecast: _Forecast, load: float
+    ) -> tuple[float, float] | None:
+        """A trial's worst ratio as measured and as predicted, at its load nearest to the given one.
 
-    def _expected(self, record: TrialRecord, forecast: _Forecast, load: float) -> Objectives:
-        predicted = self._prediction(record.settings, forecast)
-        if predicted.problem:
-            return None, None
-        key = fingerprint(record.settings)
+        What a trial would carry is known of few: most lose their race before. The load at which
+        they were measured first is about the same for all.
+        """
+        level = min(record.levels, key=lambda lv: abs(math.log(lv.load.value / load)))
+        key = (fingerprint(record.settings), level.load.value)
         if key not in self._ratios:
-            engine = forecast.model.engine(record.settings)
-            self._ratios[key] = forecast.predictor.level(engine, load).worst_ratio
-        # To hold nowhere is a prediction as well.
-        return predicted.output_tokens_per_s or 0.0, self._ratios[key]
+            try:
+                engine = forecast.model.engine(record.settings)
+                self._ratios[key] = forecast.predictor.level(engine, level.load.value).worst_ratio
+            except (CannotRun, ValueError):
+                self._ratios[key] = None
+        measured, expected = level.worst_ratio, self._ratios[key]
+        return None if measured is None or expected is None else (measured, expected)
 
     def _prediction(self, settings: Settings, forecast: _Forecast) -> PredictedSetting:
         key = fingerprint(settings)
@@ -406,20 +400,23 @@ class SimulatorGuide:
         return self._config.options.seed
 
 
-def rank_correlations(pairs: Sequence[tuple[Objectives, Objectives]]) -> float | None:
-    """Mean rank correlation of both objectives, observed against expected; None if undefined.
+def ranking_agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation of worst ratios, measured against predicted; None where it says nothing.
+
+    Ratios nearer than repetitions are rank alike, and so do those of probes that ended as soon as
+    the SLO was seen to fail.
 
     Args:
-        pairs: for each trial, observed and expected.
+        pairs: of each trial.
     """
-    found = []
-    for objective in (0, 1):
-        both = ((seen[objective], said[objective]) for seen, said in pairs)
-        known = [(a, b) for a, b in both if a is not None and b is not None]
-        if len(known) >= _LEAST_COMPARED:
-            value = rank_correlation(*zip(*known, strict=True))
-            found += [] if value is None else [value]
-    return sum(found) / len(found) if found else None
+    if len(pairs) < _LEAST_COMPARED:
+        return None
+    measured, predicted = ([_ranked(v) for v in side] for side in zip(*pairs, strict=True))
+    return rank_correlation(measured, predicted)
+
+
+def _ranked(ratio: float) -> int:
+    return round(math.log(min(max(ratio, _LEAST_RATIO), _MOST_RATIO)) / math.log1p(_ALIKE))
 
 
 def _measured(records: Sequence[TrialRecord]) -> list[TrialRecord]:
