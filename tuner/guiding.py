@@ -53,8 +53,6 @@ from tuner.records import EngineInfo, Outcome, TrialRecord
 from tuner.search import Suggestion
 from tuner.verdict import BASELINE, to_candidate
 
-# A fit needs batches of different make; the defaults' own search and one other setting have them.
-_LEAST_SAMPLES = 2
 _FRONT, _AGAINST, _LATER = 4, 2, 2
 _MOST_ROUNDS = 3
 # So many settings of the space are predicted at first; later rounds look near the best of them.
@@ -167,25 +165,33 @@ class SimulatorGuide:
         self._space = replace(self._space, facts=facts)
 
     def suggestions(self, records: Sequence[TrialRecord]) -> list[Suggestion]:
-        """Settings to measure next: to learn from at first, then the best predicted ones."""
+        """Settings to measure next: the best predicted ones, as soon as the engine is known.
+
+        The loads of the defaults' own search are usually enough for that; where their batches are
+        too much alike, another setting is measured first.
+        """
         # An idle worker asks twice a second; only another record can change the answer.
         if self._is_dropped or len(records) == self._asked_after:
             return []
         self._asked_after, self._asked_s = len(records), self._clock.now_s()
         baseline = next((r for r in records if r.number == BASELINE), None)
-        if baseline is None or not baseline.levels:
+        measured = _measured(records)
+        if baseline is None or not measured:
             return []
         carried = self._checked(baseline)
-        measured = _measured(records)
         self._watch(measured, baseline)
         if self._is_dropped or self._rounds == _MOST_ROUNDS:
             return []
-        if len(measured) >= _LEAST_SAMPLES:
-            model = self._learned(records)
-            return [] if model is None else self._next_round(model, records)
-        if carried is not None:
+        if carried is not None and len(measured) == 1:
             return self._next_round(carried, records, is_carried=True)
-        return self._to_learn_from(records)
+        try:
+            model = self._learn(records)
+        except TunerError as error:
+            if len(measured) == 1:
+                return self._to_learn_from(records)
+            self._tell(Event(PRIOR_FAILED, {"reason": str(error)}))
+            return []
+        return self._next_round(model, records)
 
     def expected_capacity(self, settings: Settings) -> float | None:
         """The predicted capacity, corrected by how the best setting's turned out."""
@@ -217,14 +223,6 @@ class SimulatorGuide:
         self._carried = None
         self._tell(Event(PRIOR_CHECKED, {"median_error": error, "is_trusted": is_trusted}))
         return model if is_trusted else None
-
-    def _learned(self, records: Sequence[TrialRecord]) -> EngineModel | None:
-        """The engine as the run's own trials have it; None where more of them are needed."""
-        try:
-            return self._learn(records)
-        except TunerError as error:
-            self._tell(Event(PRIOR_FAILED, {"reason": str(error)}))
-            return None
 
     def _next_round(
         self, model: EngineModel, records: Sequence[TrialRecord], *, is_carried: bool = False
@@ -352,7 +350,7 @@ class SimulatorGuide:
     def _watch(self, measured: Sequence[TrialRecord], baseline: TrialRecord) -> None:
         """Drop a prediction that ranks what was measured no better than chance."""
         forecast = self._forecast
-        if forecast is None:
+        if forecast is None or not baseline.levels:
             return
         load = reference_load(baseline, workload=self._config.workload)
         pairs = [p for r in measured if (p := self._ratios_near(r, forecast, load)) is not None]

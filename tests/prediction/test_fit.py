@@ -56,6 +56,18 @@ def test_hidden_prompt_tokens_are_found() -> None:
     assert np.percentile(errors_of(fit.model, true), 95) < 0.06
 
 
+def test_few_large_prompts_are_not_outvoted_by_many_small_steps() -> None:
+    """In a log almost without noise the rare steps, whose form is off, still count."""
+    true = replace(TRUE, hidden_prefill_tokens=440)
+    every = steps_of(true, count=20_000, noise=0.001)
+    is_small = every.prefill_tokens <= 400
+    rare = np.flatnonzero(~is_small)[:150]
+    kept = np.sort(np.concatenate([np.flatnonzero(is_small)[:4000], rare]))
+    fit = fit_steps(every.where(np.isin(np.arange(len(every)), kept)))
+    assert fit.model.c1_s_per_prefill_token == pytest.approx(1.5e-4, rel=0.1)
+    assert fit.model.hidden_prefill_tokens == pytest.approx(440, rel=0.15)
+
+
 def test_a_bend_of_the_decode_costs_is_found() -> None:
     """Beyond 32 sequences decoding costs other coefficients, as DistServe's profiles bend."""
     true = replace(TRUE, large=DecodeRegime(32, 0.03, 9e-4, 2e-7))

@@ -25,6 +25,9 @@ _FIRST_STEPS = 5
 LEAST_STEPS = 50
 _ROUNDS = 8
 _HUBER = 1.345
+# Nearer than this no step is an outlier: steps that are many and alike would outvote rare ones,
+# as those of large prompts, whose form is a little off.
+_LEAST_SPREAD = 0.03
 # Held-out steps alternate with fitted ones in so many blocks of time, so that drift hits both.
 _BLOCKS = 20
 # A richer form has to beat the linear one by so much, both ways round.
@@ -254,7 +257,7 @@ def _fit(columns: NDArray[np.float64], elapsed_s: Column) -> Column:
         # What a column explains can be nothing at all; a step's time cannot.
         predicted = np.maximum(scaled @ coefficients, 0.01 * elapsed_s)
         residuals = (elapsed_s - predicted) / predicted
-        bound = _HUBER * max(_spread(residuals), 1e-6)
+        bound = _HUBER * max(_spread(residuals), _LEAST_SPREAD)
         weights = np.minimum(1.0, bound / np.maximum(np.abs(residuals), 1e-12))
     found: Column = coefficients / size
     return found
