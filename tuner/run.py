@@ -114,6 +114,9 @@ def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
         problems.append(
             f"engine.live_dir: {live_dir} is no folder; make it, and mount it into the container"
         )
+    calibration = options.calibration
+    if calibration is not None and not is_stored and not (calibration / CONFIG).is_file():
+        problems.append(f"--calibration {calibration}: is no run folder (it has no {CONFIG})")
     problems += [
         f"--engine-arg {name}: is also a parameter of space {config.space.name}; remove one of them"
         for name in config.options.engine_arg

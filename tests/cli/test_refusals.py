@@ -55,6 +55,11 @@ REFUSED_OPTIONS: dict[tuple[str, ...], str] = {
     (*SLO, "--set", "engine.start_timeout_s=0"): "--set engine.start_timeout_s: ",
     (*SLO, "--engine-arg", "max_model_len"): "--engine-arg max_model_len: write it as NAME=VALUE",
     (*SLO, "--gpus", "3", "--gpus-per-engine", "2"): "--gpus 3 cannot be shared out in groups of 2",
+    (
+        *SLO,
+        "--calibration",
+        "/none",
+    ): "--calibration /none: is no run folder (it has no config.yaml)",
     ("spaces", "show", "vlm"): "unknown space 'vlm'; presets are cpu-smoke, vllm, vllm-quick",
     ("workloads", "show", "mix"): "unknown workload 'mix'; presets are cpu-smoke, mixed",
     ("export", ".", "--policy", "best", "--format", "shell"): "not a run folder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from tuner.records import Failure, FailureKind
 _TERM_WAITS_S = (10.0, 5.0)
 _KILL_WAIT_S = 10.0
 _POLL_S = 0.05
+_COLLECT_WAIT_S = 5.0
 # An engine's processes inherit it; it finds one whose parents have all gone before it was seen.
 _MARK = "VLLM_SLO_TUNER_TREE"
 _SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # noqa: S108 - the kernel's own place
@@ -113,6 +115,9 @@ class ProcessTree:
             raise StopFailed(
                 Failure(FailureKind.STOP_FAILED, f"still running after SIGKILL: {pids}")
             )
+        # A command that died this moment counts as gone before it was collected.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=_COLLECT_WAIT_S)
         self._warden.dismiss()
         for segment in self._segments:
             segment.unlink(missing_ok=True)
