@@ -22,6 +22,7 @@ from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, T
 from search_worlds import GRID, SEQS, START_S, TOKENS, World, measured, world_config
 
 from search_spaces import Settings, Value, fingerprint
+from tests.fakes.opposite_model import OppositeModel
 from tests.session.running import VirtualRun
 from tuner.clock import Clock
 from tuner.config import RunConfig
@@ -163,27 +164,6 @@ class _Distorted:
         return self.model.prompt_tokens(size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reversed:
-    """Takes every setting for its opposite, so that the best is predicted worst."""
-
-    model: ProfileModel
-    source: Source = "profile"
-
-    def engine(self, settings: Settings) -> VirtualEngine:
-        """The engine with the opposite settings."""
-        opposite = {
-            name: values[-1 - values.index(settings[name])]
-            for name, values in (("max_num_seqs", SEQS), ("max_num_batched_tokens", TOKENS))
-            if name in settings
-        }
-        return self.model.engine(opposite)
-
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """As planned."""
-        return self.model.prompt_tokens(size)
-
-
 def _without_races() -> Any:
     """Every trial searches its whole capacity, as if nothing had been measured before."""
 
@@ -257,15 +237,19 @@ def _low(model: ProfileModel) -> EngineModel:
     return _Distorted(model, prefill=0.55, decode=0.8, kv=1.3)
 
 
+def _reversed(model: ProfileModel) -> EngineModel:
+    return OppositeModel(model, {"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS})
+
+
 OURS: Mapping[str, Strategy] = {
     "ours": ours,
     "prior off": lambda w, s: ours(w, s, prior=False),
     "carried over, 20-45 % high": lambda w, s: ours(w, s, distort=_high, is_carried=True),
     "carried over, 20-45 % low": lambda w, s: ours(w, s, distort=_low, is_carried=True),
-    "carried over, reversed": lambda w, s: ours(w, s, distort=_Reversed, is_carried=True),
+    "carried over, reversed": lambda w, s: ours(w, s, distort=_reversed, is_carried=True),
     "never learns, 20-45 % high": lambda w, s: ours(w, s, distort=_high),
     "never learns, 20-45 % low": lambda w, s: ours(w, s, distort=_low),
-    "never learns, reversed": lambda w, s: ours(w, s, distort=_Reversed),
+    "never learns, reversed": lambda w, s: ours(w, s, distort=_reversed),
 }
 
 

@@ -17,6 +17,7 @@ from tuner.prediction.iterations import join_iterations, parse_iterations
 from tuner.prediction.models import CalibratedModel, CannotRun, EngineModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.reconstruct import reconstructed_iterations
+from tuner.prediction.residuals import Residuals
 from tuner.prediction.stored import CALIBRATION, calibration_data, calibration_from
 from tuner.records import EngineConfig, LevelResult, LiveLimits, Outcome, Settings, TrialRecord
 from tuner.simulator.scheduler import SchedulerLimits
@@ -116,6 +117,14 @@ def compared_levels(
                 yield level, predictor.level(engine, level.load.value)
             except (CannotRun, ValueError):
                 continue
+
+
+def residuals_of(
+    model: EngineModel, predictor: Predictor, records: Iterable[TrialRecord]
+) -> Residuals:
+    """How what was measured stood to what the model has for it."""
+    compared = compared_levels(model, predictor, records)
+    return Residuals.of((seen.metrics, said.metrics) for seen, said in compared)
 
 
 def _limits_of(

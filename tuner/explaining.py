@@ -12,12 +12,12 @@ from typing import Any
 
 from objectives import Load, Metrics
 from search_spaces import IntRange, LogIntRange, Parameter, Value
-from tuner.calibrating import calibrated_model, compared_levels
+from tuner.calibrating import calibrated_model, residuals_of
 from tuner.config import RunConfig
 from tuner.errors import TunerError
 from tuner.prediction.models import CalibratedModel, CannotRun
 from tuner.prediction.predict import Predictor
-from tuner.prediction.residuals import MOST_ERROR, Residuals
+from tuner.prediction.residuals import MOST_ERROR
 from tuner.records import EngineConfig, LevelResult, Outcome, TrialRecord
 from tuner.report.explain import UNCHANGED, value_change
 from tuner.store.run_folder import RunFolder
@@ -56,8 +56,7 @@ def simulated_view(
         return None
     simulation = _Simulation(model, Predictor.of(config, model))
     measured = [r for r in records if r.outcome is Outcome.MEASURED and r.levels]
-    compared = compared_levels(model, simulation.predictor, measured)
-    residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in compared)
+    residuals = residuals_of(model, simulation.predictor, measured)
     typical = residuals.median_error("output_tokens_per_s")
     is_trusted = typical is not None and typical <= MOST_ERROR
     fit = model.calibration.fit

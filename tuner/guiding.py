@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from objectives import rank_correlation
 from search_spaces import EngineFacts, Settings, Space, fingerprint
-from tuner.calibrating import compared_levels
+from tuner.calibrating import compared_levels, residuals_of
 from tuner.clock import Clock
 from tuner.config import RunConfig
 from tuner.errors import TunerError
@@ -46,11 +46,12 @@ from tuner.prediction.picks import (
     with_token_budget,
 )
 from tuner.prediction.predict import Predictor
-from tuner.prediction.residuals import MOST_ERROR, Residuals, corrected_slo
+from tuner.prediction.residuals import MOST_ERROR, corrected_slo
 from tuner.prediction.sweep import PredictedSetting, Sweep, predict_setting, sweep
 from tuner.prediction.token_bound import promised_token_budget
 from tuner.records import EngineInfo, Outcome, TrialRecord
 from tuner.search import Suggestion
+from tuner.simulator.cost_model import StepTimeModel
 from tuner.verdict import BASELINE, to_candidate
 
 _FRONT, _AGAINST, _LATER = 4, 2, 2
@@ -216,8 +217,7 @@ class SimulatorGuide:
         if self._carried is None or baseline.outcome is not Outcome.MEASURED:
             return None
         model = self._carried([baseline])
-        pairs = compared_levels(model, Predictor.of(self._config, model), [baseline])
-        residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in pairs)
+        residuals = residuals_of(model, Predictor.of(self._config, model), [baseline])
         error = residuals.median_error("output_tokens_per_s")
         is_trusted = error is not None and error <= MOST_ERROR
         self._carried = None
@@ -426,7 +426,7 @@ def _measured(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     ]
 
 
-def _as_settings(info: EngineInfo) -> dict[str, Any]:
+def _as_settings(info: EngineInfo) -> Settings:
     """The limits that an engine chose for itself, under the options' names."""
     return {
         "max_num_seqs": info.max_num_seqs,
@@ -436,7 +436,7 @@ def _as_settings(info: EngineInfo) -> dict[str, Any]:
     }
 
 
-def _step_models(model: EngineModel, settings: Iterable[Settings]) -> Iterator[Any]:
+def _step_models(model: EngineModel, settings: Iterable[Settings]) -> Iterator[StepTimeModel]:
     """The engine's step times, from the first settings that it can run."""
     for wanted in settings:
         try:

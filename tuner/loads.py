@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from objectives import CapacitySearch, choose_target_load
 from tuner.config import RunConfig
@@ -55,14 +56,7 @@ def search_walk(
     if best is None:
         return PromotionWalk(CapacityWalk(search, mode, seed, config.slo), further, None)
     target = choose_target_load(best.load, wanted=workload.target_load, is_integer=is_integer)
-    above = CapacitySearch(
-        start=best.load,
-        step=_STEP_ABOVE_INCUMBENT,
-        resolution=rules.resolution,
-        is_integer=is_integer,
-        max_load=rules.max_load,
-        expected=expected,
-    )
+    above = replace(search, start=best.load, step=_STEP_ABOVE_INCUMBENT)
     race = RaceWalk(CapacityWalk(above, mode, seed, config.slo), target, best)
     return PromotionWalk(race, further, best)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces import fingerprint
-from tuner.calibrating import carried_model, compared_levels, stored_calibration
+from tuner.calibrating import carried_model, residuals_of, stored_calibration
 from tuner.clock import Clock
 from tuner.engines import launch_command
 from tuner.errors import UsageError
@@ -117,8 +117,7 @@ def _calibrated(path: Path, kv_cache_tokens: int | None, clock: Clock) -> _Knowl
     records = folder.trials()
     calibration = stored_calibration(folder, config=config, engine=engine)
     model = carried_model(calibration, records, engine=engine)
-    compared = compared_levels(model, Predictor.of(config, model), records)
-    residuals = Residuals.of((seen.metrics, said.metrics) for seen, said in compared)
+    residuals = residuals_of(model, Predictor.of(config, model), records)
     if kv_cache_tokens is not None:
         block = model.calibration.kv.block_tokens
         kv = KvSpace(max(1, kv_cache_tokens // block), block)

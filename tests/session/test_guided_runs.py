@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from search_spaces import Settings, Value
+from tests.fakes.opposite_model import OppositeModel
 from tests.session.running import SMALL_RUN, VirtualRun, make_config
 from tuner.errors import TunerError
 from tuner.events import PRIOR_CHECKED, PRIOR_DROPPED, PRIOR_FAILED, PRIOR_LEARNED, Event
 from tuner.guiding import Learn
-from tuner.prediction.models import EngineModel, ProfileModel, Source
+from tuner.prediction.models import EngineModel, ProfileModel
 from tuner.prediction.picks import AGAINST, LEARNING, PREDICTED
 from tuner.prediction.stored import CALIBRATION, calibration_from
 from tuner.records import TrialRecord
 from tuner.run import calibration_of
-from tuner.simulator.virtual import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG
-from tuner.workloads import PlannedSize
 
 CLASSES = SMALL_RUN["workload"]["classes"]
 SPACE: dict[str, Any] = {
@@ -97,35 +94,16 @@ def test_engines_without_a_log_of_steps_are_learned_from_their_requests(tmp_path
     assert _best_tokens(records[1:]) > 1.2 * _best_tokens(records[:1])
 
 
-@dataclass(frozen=True)
-class Mirrored:
-    """A model that takes every setting for its opposite in the space.
-
-    Attributes:
-        model: what is mirrored.
-    """
-
-    model: ProfileModel
-    source: Source = "profile"
-
-    def engine(self, settings: Settings) -> VirtualEngine:
-        """The engine with the opposite settings."""
-        opposite: dict[str, Value] = {}
-        for name, value in settings.items():
-            choices = SPACE["parameters"][name]["choice"]
-            assert isinstance(value, int)
-            opposite[name] = choices[len(choices) - 1 - choices.index(value)]
-        return self.model.engine(opposite)
-
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """As planned."""
-        return self.model.prompt_tokens(size)
+def _opposite(model: ProfileModel) -> OppositeModel:
+    """A model that takes every setting for its opposite in the space."""
+    choices = {name: entry["choice"] for name, entry in SPACE["parameters"].items()}
+    return OppositeModel(model, choices)
 
 
 def test_a_reversed_prediction_is_dropped_and_the_run_still_ends_well(tmp_path: Path) -> None:
     """After six trials its ranking is seen to be wrong; the optimiser goes on alone."""
     engine = _run(tmp_path, name="plan").plan.engine.config
-    run = _run(tmp_path, trials=14, learn=lambda _: Mirrored(ProfileModel(engine)))
+    run = _run(tmp_path, trials=14, learn=lambda _: _opposite(ProfileModel(engine)))
     document = run.run()
     (dropped,) = _events(run, PRIOR_DROPPED)
     assert dropped.details["rank_correlation"] < 0.5
@@ -257,7 +235,7 @@ def test_a_guide_that_breaks_leaves_the_search_to_the_optimiser(tmp_path: Path) 
 def test_what_was_dropped_stays_dropped_after_a_resume(tmp_path: Path) -> None:
     """A resumed run does not believe again what was seen to be wrong."""
     engine = _run(tmp_path, name="plan").plan.engine.config
-    run = _run(tmp_path, trials=14, learn=lambda _: Mirrored(ProfileModel(engine)))
+    run = _run(tmp_path, trials=14, learn=lambda _: _opposite(ProfileModel(engine)))
     run.fleet.interrupt_after = 12
     with pytest.raises(KeyboardInterrupt):
         run.search()
@@ -275,7 +253,7 @@ def test_a_carried_calibration_that_ranks_wrongly_gives_way_to_the_runs_own(
 ) -> None:
     """It does on the defaults what it should, and not elsewhere; then the run learns for itself."""
     engine = _run(tmp_path, name="plan").plan.engine.config
-    run = _run(tmp_path, trials=14, carried=lambda _: Mirrored(ProfileModel(engine)))
+    run = _run(tmp_path, trials=14, carried=lambda _: _opposite(ProfileModel(engine)))
     document = run.run()
     (dropped,) = _events(run, PRIOR_DROPPED)
     assert dropped.details["is_carried"]

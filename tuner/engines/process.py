@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import uuid
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tuner.clock import Clock
-from tuner.engines.warden import Warden
+from tuner.engines.warden import Warden, environment_of, segments_of
 from tuner.errors import StopFailed
 from tuner.records import Failure, FailureKind
 
@@ -25,7 +24,6 @@ _POLL_S = 0.05
 _COLLECT_WAIT_S = 5.0
 # An engine's processes inherit it; it finds one whose parents have all gone before it was seen.
 _MARK = "VLLM_SLO_TUNER_TREE"
-_SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # noqa: S108 - the kernel's own place
 
 
 class ProcessTree:
@@ -156,7 +154,7 @@ class ProcessTree:
     def _is_ours(self, pid: int) -> bool:
         if self._new_session and _session_of(pid) == self._popen.pid:
             return True
-        return self._mark in _environment_of(pid)
+        return self._mark in environment_of(pid)
 
     def _remember(self, pid: int) -> None:
         try:
@@ -192,20 +190,6 @@ def _session_of(pid: int) -> int | None:
         return None
 
 
-def _environment_of(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 def _shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
     """Segments that the processes have mapped; a killed server leaves them behind."""
-    segments: set[Path] = set()
-    for process in processes:
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        segments |= {Path(found) for found in _SEGMENT.findall(maps)}
-    return segments
+    return {Path(segment) for process in processes for segment in segments_of(process.pid)}

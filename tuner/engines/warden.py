@@ -96,7 +96,7 @@ def watch(mark: bytes) -> None:
         end_s = time.monotonic() + wait_s
         while living := _living(known, mark):
             known |= living
-            segments |= {segment for pid in living for segment in _segments_of(pid)}
+            segments |= {segment for pid in living for segment in segments_of(pid)}
             if time.monotonic() > end_s:
                 break
             for pid in living:
@@ -113,7 +113,7 @@ def _living(known: dict[int, str], mark: bytes) -> dict[int, str]:
     found = {
         pid
         for pid, stat in stats.items()
-        if known.get(pid) == stat[_START] or mark in _environment(pid)
+        if known.get(pid) == stat[_START] or mark in environment_of(pid)
     }
     while children := {
         pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
@@ -141,14 +141,16 @@ def _started(pid: int) -> str | None:
     return None if stat is None else stat[_START]
 
 
-def _environment(pid: int) -> list[bytes]:
+def environment_of(pid: int) -> list[bytes]:
+    """A process's environment, `NAME=value` each; empty where it cannot be read."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def _segments_of(pid: int) -> set[str]:
+def segments_of(pid: int) -> set[str]:
+    """The shared memory that a process has mapped; empty where that cannot be read."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
