@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from enum import Enum
 from typing import Literal
 
@@ -64,6 +64,7 @@ _UNITS = (*_MS_PER_UNIT, "%")
 # Far above any latency or rate that can be promised, far below where decimals lose sense.
 _LARGEST_LIMIT = Decimal(10) ** 12
 _SMALLEST_LIMIT = Decimal(10) ** -9
+_CLASS_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 class SloError(ValueError):
@@ -229,6 +230,10 @@ def _parse_name(
     text: str, column: int, name: str, classes: Collection[str] | None
 ) -> tuple[str | None, str | None, Metric]:
     traffic_class, rest = _split_class(name)
+    if traffic_class is not None and not _CLASS_NAME.fullmatch(traffic_class):
+        raise SloError(
+            text, column=column, reason=f"{traffic_class!r} is no traffic class; write CLASS.METRIC"
+        )
     stat, metric_name = _split_stat(rest)
     metric = _find_metric(text, column, metric_name, stat)
     if stat is not None and not metric.is_latency:
@@ -299,9 +304,14 @@ def _parse_limit(text: str, column: int, value: str, metric: Metric) -> float:
     found = _VALUE.fullmatch(value)
     if found is None or found["number"] is None:
         raise SloError(text, column=column, reason=f"{value!r} is not a number")
-    number = _parse_number(text, column, found["number"])
     unit_column = column + found.start("unit")
-    limit = _to_record_unit(text, unit_column, number, found["unit"], metric)
+    try:
+        number = _parse_number(text, column, found["number"])
+        limit = _to_record_unit(text, unit_column, number, found["unit"], metric)
+    except DecimalException as error:
+        # Beyond what even decimals can hold.
+        reason = "the limit is too large or too small to be a promise"
+        raise SloError(text, column=column, reason=reason) from error
     if not _SMALLEST_LIMIT <= limit <= _LARGEST_LIMIT:
         size = "small" if limit < _SMALLEST_LIMIT else "large"
         raise SloError(text, column=column, reason=f"the limit is too {size} to be a promise")

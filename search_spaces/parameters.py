@@ -16,6 +16,11 @@ class IntRange:
     high: int
     step: int = 1
 
+    @property
+    def count(self) -> int:
+        """How many values there are; a range may have more than can be listed."""
+        return (self.high - self.low) // self.step + 1
+
     def values(self) -> tuple[int, ...]:
         """Every value, rising."""
         return tuple(range(self.low, self.high + 1, self.step))
@@ -31,6 +36,11 @@ class LogIntRange:
 
     low: int
     high: int
+
+    @property
+    def count(self) -> int:
+        """How many values there are; a range may have more than can be listed."""
+        return self.high - self.low + 1
 
     def values(self) -> tuple[int, ...]:
         """Every value, rising."""
@@ -50,12 +60,16 @@ class FloatRange:
     step: float | None = None
     log: bool = False
 
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None where they cannot be counted."""
+        return None if self.step is None else round((self.high - self.low) / self.step) + 1
+
     def values(self) -> tuple[float, ...] | None:
         """Every value, rising; None where they cannot be counted."""
         if self.step is None:
             return None
-        count = round((self.high - self.low) / self.step)
-        return tuple(round(self.low + i * self.step, 10) for i in range(count + 1))
+        return tuple(round(self.low + i * self.step, 10) for i in range(self.count or 0))
 
     def contains(self, value: Value) -> bool:
         """Whether the value lies in the range (and on a step)."""
@@ -73,6 +87,11 @@ class PowerOfTwo:
     low: int
     high: int
 
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return self.high.bit_length() - self.low.bit_length() + 1
+
     def values(self) -> tuple[int, ...]:
         """Every value, rising."""
         return tuple(2**e for e in range(self.low.bit_length() - 1, self.high.bit_length()))
@@ -87,6 +106,11 @@ class Choice:
     """One of a list of values; numbers that rise are taken as ordered."""
 
     choices: tuple[Value, ...]
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return len(self.choices)
 
     @property
     def is_ordered(self) -> bool:
@@ -108,6 +132,11 @@ class Fixed:
     """One value that every setting of the space has."""
 
     value: Value
+
+    @property
+    def count(self) -> int:
+        """One."""
+        return 1
 
     def values(self) -> tuple[Value, ...]:
         """The one value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,13 +18,16 @@ from search_spaces.parameters import (
     LogIntRange,
     Parameter,
     PowerOfTwo,
-    Value,
 )
 from search_spaces.rules import EngineFacts
 from search_spaces.space import Reference, Space
 
 Path = tuple[str | int, ...]
 Problem = tuple[Path, str]
+
+# Beyond these neither floats nor optimisers tell neighbours apart, and no option goes.
+_LARGEST = 2**53
+_MOST_STEPS = 1_000_000
 
 KINDS = "bool, a fixed value, or one of {int, float, power_of_two, choice, fixed}"
 
@@ -84,6 +88,8 @@ def with_included(source: SpaceSource, names: Sequence[str]) -> Space:
     Raises:
         SpaceError: for a name that the space does not offer.
     """
+    if not all(isinstance(n, str) for n in names):
+        raise SpaceError([(("include",), "give a list of parameter names")])
     unknown = [n for n in names if n not in source.optional and n not in source.space.parameters]
     if unknown:
         offered = ", ".join(source.optional) or "none"
@@ -111,6 +117,8 @@ def parse_space(data: Any, *, name: str) -> SpaceSource:
     parameters = _parse_parameters(data.get("parameters"), ("parameters",), problems)
     optional = _parse_parameters(data.get("optional") or {}, ("optional",), problems)
     references = _parse_references(data.get("references") or {}, problems)
+    if not isinstance(data.get("description", ""), str):
+        problems.append((("description",), "give a text"))
     if not parameters and not problems:
         problems.append((("parameters",), "give at least one parameter"))
     if problems:
@@ -127,7 +135,7 @@ def _parse_parameters(data: Any, path: Path, problems: list[Problem]) -> dict[st
     for key, spec in data.items():
         name = str(key)
         try:
-            parsed[name] = _parse_parameter(name, spec)
+            parsed[name] = _parse_parameter(name if isinstance(key, str) else "", spec)
         except ValueError as error:
             problems.append(((*path, name), str(error)))
     return parsed
@@ -160,7 +168,7 @@ def _parse_int(spec: Mapping[str, Any]) -> Parameter:
         if low < 1:
             raise ValueError("a logarithmic range starts at 1 or above")
         return LogIntRange(int(low), int(high))
-    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+    if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= _LARGEST:
         raise ValueError("step must be a whole number of at least 1")
     if (high - low) % step:
         raise ValueError(
@@ -180,8 +188,10 @@ def _parse_float(spec: Mapping[str, Any]) -> Parameter:
         return FloatRange(float(low), float(high), None, log)
     if not isinstance(step, int | float) or isinstance(step, bool) or step <= 0:
         raise ValueError("step must be a number above 0")
-    steps = (high - low) / step
-    if abs(steps - round(steps)) > 1e-9:
+    steps = (high - low) / step if step <= _LARGEST else math.inf
+    if steps > _MOST_STEPS and step <= _LARGEST:
+        raise ValueError(f"step {step:g} is too small, it makes more than {_MOST_STEPS} values")
+    if not math.isfinite(steps) or abs(steps - round(steps)) > 1e-9:
         raise ValueError(
             f"step {step:g} does not divide {low:g}..{high:g}, its top would be out of reach"
         )
@@ -228,6 +238,8 @@ def _bounds(value: Any, *, kind: str, of: type | tuple[type, ...]) -> tuple[floa
     if not is_pair or not all(isinstance(b, of) and not isinstance(b, bool) for b in value):
         raise ValueError(f"{kind} takes [low, high]")
     low, high = value
+    if not all(-_LARGEST <= b <= _LARGEST for b in value):
+        raise ValueError(f"{kind} takes finite numbers of at most 2^53")
     if not low <= high:
         raise ValueError(f"{kind} needs low <= high, not [{low}, {high}]")
     return low, high
@@ -239,17 +251,20 @@ def _parse_references(data: Any, problems: list[Problem]) -> tuple[Reference, ..
         return ()
     references = []
     for name, settings in data.items():
-        valid = isinstance(settings, Mapping) and all(_is_value(v) for v in settings.values())
+        if not isinstance(name, str):
+            problems.append((("references",), f"{name!r}: a name is a text; put it in quotes"))
+            continue
+        valid = isinstance(settings, Mapping) and all(
+            isinstance(n, str) and _is_value(v) for n, v in settings.items()
+        )
         if not valid:
             problems.append((("references", str(name)), "give a mapping of options to values"))
             continue
-        references.append(Reference(str(name), _settings(settings)))
+        references.append(Reference(name, dict(settings)))
     return tuple(references)
 
 
-def _settings(data: Mapping[Any, Any]) -> dict[str, Value]:
-    return {str(name): value for name, value in data.items()}
-
-
 def _is_value(value: Any) -> bool:
-    return isinstance(value, int | float | bool | str)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return abs(value) <= _LARGEST if isinstance(value, int) else math.isfinite(value)
+    return isinstance(value, bool | str)

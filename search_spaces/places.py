@@ -9,6 +9,7 @@ from search_spaces.parameters import (
     Choice,
     Fixed,
     FloatRange,
+    IntRange,
     LogIntRange,
     Parameter,
     PowerOfTwo,
@@ -46,6 +47,10 @@ def _closest_value(parameter: Parameter, value: Value) -> Value:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if isinstance(parameter, IntRange | LogIntRange):
+        step = parameter.step if isinstance(parameter, IntRange) else 1
+        number = min(max(value, parameter.low), parameter.high)
+        return parameter.low + math.ceil((number - parameter.low) / step - 0.5) * step
     numbers = [
         v
         for v in parameter.values() or ()

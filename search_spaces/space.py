@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from search_spaces.parameters import Fixed, FloatRange, LogIntRange, Parameter, Value
+from search_spaces.parameters import Fixed, FloatRange, IntRange, LogIntRange, Parameter, Value
 from search_spaces.rules import EngineFacts, Settings, first_broken_rule
 
 # Above this many combinations a space is not enumerated, only sampled.
@@ -102,10 +102,10 @@ class Space:
     def _grid_size(self) -> int | None:
         size = 1
         for parameter in self.parameters.values():
-            values = parameter.values()
-            if values is None:
+            count = parameter.count
+            if count is None:
                 return None
-            size *= len(values)
+            size *= count
             if size > _ENUMERABLE:
                 return None
         return size
@@ -120,6 +120,8 @@ def draw_value(parameter: Parameter, rng: random.Random) -> Value:
         if parameter.log:
             return math.exp(rng.uniform(math.log(parameter.low), math.log(parameter.high)))
         return rng.uniform(parameter.low, parameter.high)
+    if isinstance(parameter, IntRange):
+        return rng.randrange(parameter.low, parameter.high + 1, parameter.step)
     return rng.choice(parameter.values() or ())
 
 

@@ -12,10 +12,11 @@ ROOT = Path(__file__).parent.parent
 # Where each third-party library may be imported; everything else asks its home.
 HOMES = {
     "optuna": ("tuner/search/",),
-    "ray": ("tuner/fleet/ray_fleet.py",),
+    "ray": ("tuner/fleet/ray_",),
     "openai": ("tuner/load/",),
     "httpx2": ("tuner/load/", "tuner/engines/"),
     "aiohttp": ("tuner/simulator/",),
+    "pynvml": ("tuner/engines/gpu_memory.py",),
     "prometheus_client": ("tuner/engines/", "tuner/simulator/"),
     "typer": ("tuner/cli/",),
     "rich": ("tuner/cli/",),
@@ -59,6 +60,7 @@ LAYERS = (
         "tuner.clock",
         "tuner.durations",
         "tuner.interrupts",
+        "tuner.secrets",
         "tuner.seeds",
         "tuner.yaml_source",
         "objectives",

@@ -6,8 +6,10 @@ Values come from the command line, else the YAML file, else the defaults here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,14 +28,27 @@ from search_spaces import (
 from tuner.durations import parse_duration_s
 from tuner.errors import UsageError
 from tuner.records import MeterLimits
+from tuner.secrets import (
+    MASK,
+    is_secret,
+    is_secret_name,
+    masked_named,
+    masked_words,
+    restored_options,
+    restored_variables,
+    restored_words,
+)
 from tuner.workloads import Workload, WorkloadModel, workload_data, workload_names
-from tuner.yaml_source import Keys, YamlSource, read_yaml
+from tuner.yaml_source import Keys, YamlSource, parse_yaml, read_yaml
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 DEFAULT_FILE = Path("tune.yaml")
 EngineKind = Literal["auto", "vllm", "simulated"]
 Scalar = bool | int | float | str
 
+# Far above any machine or patience, far below where floats and clocks lose sense.
+_MOST = 10**9
+_MOST_REQUESTS = 10**7
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -50,7 +65,10 @@ def _as_engine_values(value: Any) -> Any:
     """Structured values are JSON text on vLLM's command line."""
     if not isinstance(value, dict):
         return value
-    return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in value.items()}
+    try:
+        return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in value.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"holds what JSON cannot say: {error}") from error
 
 
 def _as_texts(value: Any) -> Any:
@@ -64,6 +82,13 @@ def _as_texts(value: Any) -> Any:
 _EARLIER_LADDERS = {"levels": (8, 16, 32, 64), "rates": (0.5, 1.0, 2.0, 4.0, 8.0)}
 
 
+# A name of an option or variable; a value may be any text.
+_OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
+_VariableName = Annotated[str, Field(pattern=r"^[^=\x00-\x1f\x7f]+$")]
+# Escape sequences in a name would act on every terminal that shows it.
+_ModelName = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+
+
 class EngineSection(BaseModel):
     """How engines are launched."""
 
@@ -71,10 +96,12 @@ class EngineSection(BaseModel):
 
     kind: EngineKind = "auto"
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
-    env: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
-    start_timeout_s: float = Field(default=1800.0, gt=0)
-    start_silence_s: float = Field(default=600.0, gt=0)
-    control_timeout_s: float = Field(default=30.0, gt=0)
+    env: Annotated[dict[_VariableName, str], BeforeValidator(_as_texts)] = Field(
+        default_factory=dict
+    )
+    start_timeout_s: float = Field(default=1800.0, gt=0, le=_MOST)
+    start_silence_s: float = Field(default=600.0, gt=0, le=_MOST)
+    control_timeout_s: float = Field(default=30.0, gt=0, le=_MOST)
     live_dir: Path | None = None
 
 
@@ -93,7 +120,7 @@ class ConfirmSection(BaseModel):
     model_config = _STRICT
 
     replicates: int = Field(default=5, ge=1, le=100)
-    requests: int = Field(default=1000, ge=1)
+    requests: int = Field(default=1000, ge=1, le=_MOST_REQUESTS)
 
 
 class CapacitySection(BaseModel):
@@ -102,7 +129,7 @@ class CapacitySection(BaseModel):
     model_config = _STRICT
 
     resolution: float = Field(default=0.05, ge=0.005, le=0.5)
-    max_load: float = Field(default=4096.0, ge=1)
+    max_load: float = Field(default=4096.0, ge=1, le=_MOST)
     promotion_seeds: int = Field(default=2, ge=0, le=20)
 
 
@@ -111,7 +138,7 @@ class CanarySection(BaseModel):
 
     model_config = _STRICT
 
-    every: int = Field(default=8, ge=0)
+    every: int = Field(default=8, ge=0, le=_MOST)
     tolerance: float = Field(default=0.05, gt=0, le=10)
 
 
@@ -121,13 +148,13 @@ class ConfigModel(BaseModel):
     model_config = _STRICT
 
     slo: str
-    model: str | None = Field(default=None, min_length=1)
+    model: _ModelName | None = None
     engine: Annotated[EngineSection, _as_mapping("kind")] = EngineSection()
-    engine_arg: Annotated[dict[str, Scalar], BeforeValidator(_as_engine_values)] = Field(
+    engine_arg: Annotated[dict[_OptionName, Scalar], BeforeValidator(_as_engine_values)] = Field(
         default_factory=dict
     )
-    gpus: int | None = Field(default=None, ge=1)
-    gpus_per_engine: int = Field(default=1, ge=1)
+    gpus: int | None = Field(default=None, ge=1, le=100_000)
+    gpus_per_engine: int = Field(default=1, ge=1, le=100_000)
     ray_address: str | None = None
     fleet: Literal["ray", "local"] = "ray"
     workload: Annotated[dict[str, Any], _as_mapping("name")] = Field(
@@ -138,7 +165,9 @@ class ConfigModel(BaseModel):
         default_factory=lambda: {"name": "vllm"}
     )
     trials: int = Field(default=24, ge=1, le=100_000)
-    budget: Annotated[float | None, BeforeValidator(_as_budget_s)] = Field(default=None, gt=0)
+    budget: Annotated[float | None, BeforeValidator(_as_budget_s)] = Field(
+        default=None, gt=0, le=_MOST
+    )
     live: bool = True
     prior: bool = True
     calibration: Path | None = None
@@ -150,7 +179,7 @@ class ConfigModel(BaseModel):
     confirm: ConfirmSection = ConfirmSection()
     capacity: CapacitySection = CapacitySection()
     canary: CanarySection = CanarySection()
-    patience: int = Field(default=12, ge=0)
+    patience: int = Field(default=12, ge=0, le=_MOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +213,66 @@ class RunConfig:
         return MeterLimits(self.options.meter.max_lag_ms, self.options.meter.max_late_share)
 
     def to_data(self) -> dict[str, Any]:
-        """The resolved configuration as plain data; reading it again gives the same run."""
+        """The resolved configuration as plain data, secrets masked.
+
+        Reading it again gives the same run once `with_secrets` has put them back.
+        """
         data = self.options.model_dump(mode="json", exclude_none=True)
+        data["engine_arg"] = masked_named(data["engine_arg"])
+        data["engine"]["env"] = masked_named(data["engine"]["env"])
+        if "command" in data["engine"]:
+            data["engine"]["command"] = masked_words(data["engine"]["command"])
         # Named also where there is none: a config without the keys is one of an earlier version.
         workload = {"levels": None, "rates": None, **self.workload_data}
         return {**data, "workload": workload, "space": dict(self.space_data)}
+
+    @property
+    def secret_values(self) -> tuple[str, ...]:
+        """The values that must be masked wherever they turn up."""
+        engine = self.options.engine
+        named = (*engine.env.items(), *self.options.engine_arg.items())
+        values = {str(value) for name, value in named if is_secret(name, value)}
+        for word, masked in zip(
+            engine.command or (), masked_words(engine.command or ()), strict=True
+        ):
+            if word != masked:
+                values.add(word.removeprefix(masked.removesuffix(MASK)))
+        # The longest first: one may be a part of another.
+        return tuple(sorted(values - {"", MASK}, key=len, reverse=True))
+
+    def with_secrets(self, environment: Mapping[str, str] | None = None) -> RunConfig:
+        """The config with every mask replaced by its value, for whoever starts an engine.
+
+        Args:
+            environment: where the values are; this process' own by default.
+
+        Raises:
+            UsageError: with the variables that have to be set.
+        """
+        environment = os.environ if environment is None else environment
+        options = self.options
+        env, no_env = restored_variables(options.engine.env, environment)
+        args, no_args = restored_options(options.engine_arg, environment)
+        words, no_words = restored_words(options.engine.command or (), environment)
+        places = (("engine.env", no_env), ("engine_arg", no_args), ("engine.command", no_words))
+        problems = [_masked_problem(place, name) for place, names in places for name in names]
+        if problems:
+            raise UsageError(problems)
+        command = tuple(words) if options.engine.command is not None else None
+        engine = options.engine.model_copy(update={"env": env, "command": command})
+        return replace(
+            self, options=options.model_copy(update={"engine": engine, "engine_arg": args})
+        )
+
+    def without_secrets(self) -> RunConfig:
+        """The config without what is masked, for whoever starts no engine."""
+        options = self.options
+        env = {n: v for n, v in options.engine.env.items() if v != MASK}
+        args = {n: v for n, v in options.engine_arg.items() if v != MASK}
+        engine = options.engine.model_copy(update={"env": env})
+        return replace(
+            self, options=options.model_copy(update={"engine": engine, "engine_arg": args})
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +297,12 @@ def load_stored_config(path: Path) -> RunConfig:
         for name, ladder in _EARLIER_LADDERS.items()
         if isinstance(given, dict) and name not in given
     ]
-    return load_config(file=path, options=options, allow_default_file=False)
+    try:
+        return load_config(file=path, options=options, allow_default_file=False)
+    except UsageError as error:
+        # Nobody gave these as options: what is missing or wrong, is so in the file.
+        named = [p if str(path) in p else f"{path}: {p}" for p in error.problems]
+        raise UsageError(named) from error
 
 
 def load_config(
@@ -248,9 +337,9 @@ def parse_set_option(text: str) -> Option:
     if not found or not name.strip():
         raise UsageError([f"--set {text}: write it as KEY=VALUE, as --set workload.levels=[4,8]"])
     try:
-        value = yaml.safe_load(value_text)
-    except yaml.YAMLError as error:
-        raise UsageError([f"--set {text}: the value is not valid YAML"]) from error
+        value = parse_yaml(value_text)
+    except ValueError as error:
+        raise UsageError([f"--set {name.strip()}: the value is not valid YAML: {error}"]) from error
     return Option(tuple(name.strip().split(".")), value, f"--set {name.strip()}")
 
 
@@ -266,10 +355,19 @@ def parse_engine_arg(text: str) -> Option:
         raise UsageError(
             [f"--engine-arg {text}: write it as NAME=VALUE, as --engine-arg max_model_len=4096"]
         )
-    value = yaml.safe_load(value_text) if value_text.strip() else ""
+    try:
+        value = parse_yaml(value_text) if value_text.strip() else ""
+    except ValueError:
+        value = None
     # What is no plain value (as JSON for hf_overrides) goes to the engine as it was written.
     is_plain = isinstance(value, bool | int | float | str)
     return Option(("engine_arg", name), value if is_plain else value_text, f"--engine-arg {name}")
+
+
+def _masked_problem(place: str, variable: str) -> str:
+    if not variable:
+        return f"{place}: a word without a name is masked; keep secrets in engine.env"
+    return f"{place}: a secret is masked here; set the environment variable {variable} to it"
 
 
 def _read_source(file: Path | None, *, allow_default_file: bool) -> YamlSource:
@@ -307,6 +405,7 @@ class _Checker:
         self._problems = problems
 
     def check(self, data: dict[str, Any]) -> RunConfig | None:
+        self._refuse_odd_text(data)
         model = self._model(data)
         workload, workload_source = self._workload(data.get("workload", {"name": "mixed"}))
         space, space_source = self._space(data.get("space", {"name": "vllm"}))
@@ -322,6 +421,12 @@ class _Checker:
         except ValidationError as error:
             self._add_all(error, prefix=(), model=ConfigModel)
             return None
+
+    def _refuse_odd_text(self, data: Any) -> None:
+        """Texts that neither a command line nor a file could hold."""
+        for keys, text in _texts(data, ()):
+            if _UNUSABLE.search(text):
+                self._add(keys, "has a character that no command or file can hold (NUL, surrogate)")
 
     def _slo(self, data: dict[str, Any], classes: Sequence[str] | None) -> Slo | None:
         text = data.get("slo")
@@ -342,6 +447,8 @@ class _Checker:
         base, place = self._workload_base(name, has_own="classes" in own)
         if base is None:
             return None, {}
+        if place is not None:
+            self._refuse_odd_text(base)
         merged = {**base, **own}
         try:
             model = WorkloadModel.model_validate(merged)
@@ -362,14 +469,15 @@ class _Checker:
         if _looks_like_file(name):
             source = read_yaml(Path(name))
             self._problems += source.problems
-            if not isinstance(source.data, dict):
+            is_mapping = isinstance(source.data, dict)
+            if not is_mapping:
                 self._problems.append(f"{name}:1: a workload is a mapping with the key 'classes'")
-            return (source.data if not source.problems else None), source
+            return (source.data if is_mapping and not source.problems else None), source
         if has_own:
             return {}, None
         self._add(
             ("workload",),
-            f"unknown workload {name!r}; presets are {', '.join(workload_names())}, "
+            f"unknown workload {name[:80]!r}; presets are {', '.join(workload_names())}, "
             "or give a YAML file",
         )
         return None, None
@@ -379,11 +487,16 @@ class _Checker:
         if not isinstance(given, dict):
             return None, {}
         name = str(given.get("name") or ("custom" if "parameters" in given else "vllm"))
-        include = given.get("include", [])
+        include = given.get("include") or []
+        if not isinstance(include, list):
+            self._add(("space", "include"), "give a list of parameter names")
+            return None, {}
         own = {k: v for k, v in given.items() if k not in ("name", "include")}
         base, place = self._space_base(name, has_own="parameters" in own)
         if base is None:
             return None, {}
+        if place is not None:
+            self._refuse_odd_text(base)
         merged = {**base, **own}
         short = Path(name).stem if place is not None else name
         try:
@@ -403,12 +516,16 @@ class _Checker:
         if _looks_like_file(name):
             source = read_yaml(Path(name))
             self._problems += source.problems
-            return (source.data if not source.problems else None), source
+            is_mapping = isinstance(source.data, dict)
+            if not is_mapping:
+                self._problems.append(f"{name}:1: a space is a mapping with the key 'parameters'")
+            return (source.data if is_mapping and not source.problems else None), source
         if has_own:
             return {}, None
         self._add(
             ("space",),
-            f"unknown space {name!r}; presets are {', '.join(preset_names())}, or give a YAML file",
+            f"unknown space {name[:80]!r}; presets are {', '.join(preset_names())}, "
+            "or give a YAML file",
         )
         return None, None
 
@@ -459,8 +576,28 @@ def _message(item: Any, model: type[BaseModel]) -> str:
         return "is missing"
     message: str = item["msg"]
     message = message.removeprefix("Value error, ")
+    if any(is_secret_name(str(key)) for key in item["loc"]):
+        return message
     shown = repr(item["input"])
     return message if len(shown) > 60 else f"{message} (got {shown})"
+
+
+# NUL ends a word of a command line; half a surrogate pair has no UTF-8.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def _texts(data: Any, keys: Keys) -> Iterator[tuple[Keys, str]]:
+    """Every text in plain data with the path to it; a key's own text as well."""
+    if isinstance(data, str):
+        yield keys, data
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            if isinstance(key, str):
+                yield keys, key
+            yield from _texts(value, (*keys, key if isinstance(key, int) else str(key)))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _texts(value, (*keys, index))
 
 
 def _looks_like_file(name: str) -> bool:

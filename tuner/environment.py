@@ -15,6 +15,7 @@ import psutil
 from tuner import __version__
 from tuner.engines.gpus import gpu_descriptions
 from tuner.engines.resolve import vllm_version
+from tuner.secrets import masked_words
 
 _PACKAGES = ("optuna", "ray", "openai", "httpx2", "scipy", "numpy", "torch")
 
@@ -22,10 +23,10 @@ _PACKAGES = ("optuna", "ray", "openai", "httpx2", "scipy", "numpy", "torch")
 def describe_environment(
     *, created_at: datetime, seed: int, command: Sequence[str]
 ) -> dict[str, Any]:
-    """The content of environment.json."""
+    """The content of environment.json; secrets in the command are masked."""
     return {
         "created_at": created_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "command": list(command),
+        "command": masked_words(command),
         "seed": seed,
         "versions": {
             "vllm-slo-tuner": __version__,

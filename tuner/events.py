@@ -10,6 +10,10 @@ from typing import Any
 SESSION_ENDED = "session_ended"
 # Carries `worker`: which one gets no more work, because it is slower than the others.
 WORKER_SET_ASIDE = "worker_set_aside"
+# Carries `worker`, `gpu_ids` and `reason`: something of an engine is left there, or its GPU failed.
+WORKER_QUARANTINED = "worker_quarantined"
+# Carries `worker` and `reason`: what is left although the run is over.
+NOT_CLEAN = "not_clean"
 # Carries `trials` it was learned from, `predicted` settings, `picks` and `wall_s`.
 PRIOR_LEARNED = "prior_learned"
 # Carries `median_error` of another run's calibration on the defaults, and `is_trusted`.

@@ -137,7 +137,7 @@ def neighbours(parameter: Parameter, value: Value | None) -> Iterator[Value]:
     """The next smaller and the next larger value; a factor of two in long ranges."""
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if isinstance(parameter, IntRange | LogIntRange) and len(parameter.values()) > _FEW_VALUES:
+    if isinstance(parameter, IntRange | LogIntRange) and parameter.count > _FEW_VALUES:
         assert isinstance(value, int)
         for wanted in (value // 2, value * 2):
             near = max(parameter.low, min(parameter.high, wanted))

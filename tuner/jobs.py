@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tuner.config import RunConfig
 from tuner.confirming import Confirmation
 from tuner.errors import InfrastructureError
-from tuner.events import Event
+from tuner.events import WORKER_QUARANTINED, Event
 from tuner.fleet import Completion, Fleet
 from tuner.records import (
     EngineConfig,
@@ -81,6 +81,8 @@ class JobRunner:
         self._tell = tell
         self._check_interrupted = check_interrupted
         self._jobs: dict[tuple[RecordKind, int], Job] = {}
+        # To be tried again as soon as a worker is idle, and the worker it had.
+        self._waiting: list[tuple[Job, str]] = []
 
     def numbers(self, kind: RecordKind) -> set[int]:
         """The numbers of the trials of a kind on their way."""
@@ -105,8 +107,11 @@ class JobRunner:
         """
         while True:
             self._check_interrupted()
-            while self._fleet.idle_workers and (job := next_job()) is not None:
-                self._submit(job)
+            while self._fleet.idle_workers and self._waiting:
+                job, worker = self._waiting.pop(0)
+                self._submit(job, avoid=worker)
+            while self._fleet.idle_workers and (next_one := next_job()) is not None:
+                self._start(next_one)
             if not self._jobs:
                 self._refuse_empty_fleet()
                 return
@@ -115,27 +120,41 @@ class JobRunner:
             self._refuse_empty_fleet()
             self._tell(Event("tick"))
 
+    def quarantine(self, worker: str, failure: Failure) -> None:
+        """Give a worker no more work whose GPUs cannot be proven clean; only those GPUs.
+
+        The worker keeps them, so that nobody else is given them by mistake.
+        """
+        infos = [info for info in self._fleet.workers if info.name == worker]
+        if not infos:
+            return
+        self._fleet.set_aside(worker)
+        details = {"worker": worker, "gpu_ids": list(infos[0].gpu_ids), "reason": failure.message}
+        self._tell(Event(WORKER_QUARANTINED, details))
+
     def _refuse_empty_fleet(self) -> None:
         if not self._fleet.workers:
-            raise InfrastructureError("every worker was lost; the run can be resumed")
+            raise InfrastructureError(
+                "every worker was lost or is in quarantine; the run can be resumed"
+            )
 
-    def _submit(self, job: Job, *, avoid: str = "") -> None:
+    def _start(self, job: Job) -> None:
         self._jobs[job.spec.key] = job
-        self._fleet.submit(job.spec, avoid=avoid, only=job.worker)
+        self._submit(job)
         details = {"trial": job.spec.number, "settings": dict(job.spec.settings)}
         self._tell(Event(_STARTED[job.spec.kind], details, job))
 
+    def _submit(self, job: Job, *, avoid: str = "") -> None:
+        self._fleet.submit(job.spec, avoid=avoid, only=job.worker)
+
     def _take(self, completion: Completion, on_done: Callable[[Job, TrialResult], None]) -> None:
-        job = self._jobs.pop(completion.spec.key)
+        job = self._jobs[completion.spec.key]
         result = completion.result or _lost_result(completion)
         job.engine_starts += result.engine_starts
         job.engine_s += result.engine_s
-        if (
-            _is_worth_another_try(job, result)
-            and job.attempts < _ATTEMPTS
-            and self._fleet.idle_workers
-            and not job.worker
-        ):
+        if result.failure is not None and result.failure.kind.is_unclean:
+            self.quarantine(completion.worker, result.failure)
+        if _is_worth_another_try(job, result) and job.attempts < _ATTEMPTS and not job.worker:
             job.attempts += 1
             _go_on_cold(job, result)
             self._tell(
@@ -144,8 +163,9 @@ class JobRunner:
                     {"trial": job.spec.number, "reason": _reason(result), "attempt": job.attempts},
                 )
             )
-            self._submit(job, avoid=completion.worker)
+            self._waiting.append((job, completion.worker))
             return
+        del self._jobs[completion.spec.key]
         on_done(job, result)
 
 

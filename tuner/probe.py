@@ -97,9 +97,16 @@ def _probe(spec: ProbeSpec, report: MeterReport, sampler: Sampler) -> Probe:
 
 
 def _refuse_stall(report: MeterReport, engine: Engine) -> None:
-    if report.is_stalled:
+    if not report.is_stalled:
+        return
+    reason = report.stopped
+    try:
         engine.check_alive(is_load_over=False)
-        raise EngineDied(Failure(FailureKind.HANG_UNDER_LOAD, report.stopped))
+    except EngineDied as died:
+        if died.failure.kind is not FailureKind.HANG_UNDER_LOAD:
+            raise
+        reason = f"{reason}; {died.failure.message}"
+    raise EngineDied(Failure(FailureKind.HANG_UNDER_LOAD, reason))
 
 
 def _meter_problem(report: MeterReport, spec: TrialSpec) -> str:

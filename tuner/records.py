@@ -32,6 +32,7 @@ class FailureKind(Enum):
 
     INVALID_SETTINGS = "invalid_settings"
     UNKNOWN_ARGUMENT = "unknown_argument"
+    UNSUPPORTED_COMBINATION = "unsupported_combination"
     OUT_OF_MEMORY_AT_START = "out_of_memory_at_start"
     OUT_OF_MEMORY_UNDER_LOAD = "out_of_memory_under_load"
     KV_SPACE_TOO_SMALL = "kv_space_too_small"
@@ -42,12 +43,18 @@ class FailureKind(Enum):
     MEMORY_IN_USE = "memory_in_use"
     CRASH_UNDER_LOAD = "crash_under_load"
     START_TIMEOUT = "start_timeout"
+    HANG_AT_START = "hang_at_start"
+    API_SERVER_LOST = "api_server_lost"
+    ENGINE_CORE_LOST = "engine_core_lost"
     HANG_UNDER_LOAD = "hang_under_load"
     REQUEST_ERRORS = "request_errors"
     SETTINGS_NOT_APPLIED = "settings_not_applied"
     LIVE_CONTROL_LOST = "live_control_lost"
     PORT_TAKEN = "port_taken"
     STOP_FAILED = "stop_failed"
+    GPU_MEMORY_LEFT = "gpu_memory_left"
+    GPU_FAILED = "gpu_failed"
+    DISK_FULL = "disk_full"
     METER_FAILED = "meter_failed"
     METER_SATURATED = "meter_saturated"
     WORKER_LOST = "worker_lost"
@@ -62,6 +69,11 @@ class FailureKind(Enum):
         """Whether every further trial of the run would fail alike."""
         return self in _HOPELESS
 
+    @property
+    def is_unclean(self) -> bool:
+        """Whether the worker's GPUs cannot be trusted any more, so that it gets no more work."""
+        return self in _UNCLEAN
+
 
 _HOPELESS = frozenset(
     {
@@ -70,12 +82,21 @@ _HOPELESS = frozenset(
         FailureKind.COMMAND_NOT_FOUND,
     }
 )
-_INFRASTRUCTURE = frozenset(
+_UNCLEAN = frozenset(
     {
+        FailureKind.STOP_FAILED,
+        FailureKind.GPU_MEMORY_LEFT,
+        FailureKind.GPU_FAILED,
+    }
+)
+_INFRASTRUCTURE = _UNCLEAN | frozenset(
+    {
+        FailureKind.API_SERVER_LOST,
+        FailureKind.ENGINE_CORE_LOST,
+        FailureKind.DISK_FULL,
         FailureKind.START_WITHOUT_CAUSE,
         FailureKind.MEMORY_IN_USE,
         FailureKind.PORT_TAKEN,
-        FailureKind.STOP_FAILED,
         FailureKind.LIVE_CONTROL_LOST,
         FailureKind.METER_FAILED,
         FailureKind.METER_SATURATED,
@@ -100,11 +121,13 @@ class Failure:
         kind: what happened.
         message: one line for the user.
         log_tail: the lines of the engine's log that show it.
+        evidence: what else was seen, by name: exit code, processes left, memory.
     """
 
     kind: FailureKind
     message: str
     log_tail: str = ""
+    evidence: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tuner.config import RunConfig, load_stored_config
 from tuner.engines.resolve import ResolvedEngine, resolve_engine
 from tuner.environment import describe_environment, gpu_name
 from tuner.errors import UsageError
-from tuner.events import SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
+from tuner.events import NOT_CLEAN, SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
 from tuner.explaining import simulated_view
 from tuner.exports import FORMATS, export_files
 from tuner.fleet import Fleet, LocalFleet
@@ -35,6 +35,7 @@ from tuner.records import EngineConfig, Settings, TrialRecord
 from tuner.report.document import ReportInput, build_document
 from tuner.report.markdown import markdown_report
 from tuner.report.prior import prior_data
+from tuner.report.workers import unclean_texts
 from tuner.store.codec import dump_json
 from tuner.store.run_folder import CONFIG, EXPORT, REPORT, RunFolder
 
@@ -58,9 +59,11 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 a setting meets the SLO, 3 none does, 130 interrupted (CONTRACT 1)."""
+        """0 a setting meets the SLO, 1 that is not known, 3 none does, 130 interrupted."""
         if self.is_interrupted:
             return 130
+        if self.document["verdict"] is None:
+            return 1
         return 3 if self.document["verdict"] == "infeasible" else 0
 
 
@@ -96,6 +99,7 @@ def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
     Raises:
         UsageError: when they do not fit this machine.
     """
+    config = config.with_secrets()
     engine = resolve_engine(config)
     options = config.options
     gpus = options.gpus or len(engine.gpu_ids) or options.gpus_per_engine
@@ -193,6 +197,7 @@ def make_document(folder: RunFolder, *, config: RunConfig, engine: EngineConfig)
             confirmations=folder.trials(kind="confirmations"),
             canaries=folder.trials(kind="canaries"),
             set_aside=[str(e["worker"]) for e in events if e["event"] == WORKER_SET_ASIDE],
+            unclean=unclean_texts(events),
             prior=prior_data(events),
             probes_of=lambda record: folder.probes(record, kind="confirmations"),
             run_id=folder.run_id,
@@ -225,6 +230,7 @@ def _work(
     plan: Plan, folder: RunFolder, *, clock: Clock, listeners: Sequence[Listener]
 ) -> RunResult:
     engine = plan.engine.config
+    folder.hide(plan.config.secret_values)
     everyone = [_event_writer(folder), *listeners]
     folder.clear_live()
 
@@ -388,7 +394,8 @@ def working_fleet(
         tell(Event("cleaning_up"))
         raise
     finally:
-        fleet.close()
+        for worker, failure in fleet.close().items():
+            tell(Event(NOT_CLEAN, {"worker": worker, "reason": failure.message}))
 
 
 def _facts(config: RunConfig) -> EngineFacts:

@@ -110,7 +110,8 @@ class Session:
         self._no_gain_after = -1
         self._canaries = CanaryWatch(
             _canary_rules(parts.config),
-            first_number=len(parts.folder.trials(kind="canaries")),
+            first_number=1
+            + max((r.number for r in parts.folder.trials(kind="canaries")), default=-1),
         )
         self._facts_known = False
         self._groups = LaunchGroups(
@@ -128,7 +129,8 @@ class Session:
         self._restore()
         self._search()
         # Confirmations are cold; no kept engine may stand beside them.
-        self._parts.fleet.release_engines()
+        for worker, failure in self._parts.fleet.release_engines().items():
+            self._jobs.quarantine(worker, failure)
         self._confirm()
 
     def _restore(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from objectives import compute_metrics
+from objectives import Probe, compute_metrics
 from tuner.clock import Clock
 from tuner.engines import Engine, launch_command
 from tuner.errors import EngineDied, EngineError, MeterError
@@ -109,7 +109,6 @@ def _walk_loads(spec: TrialSpec, tools: TrialTools, engine: Engine, notes: _Note
     while (point := spec.walk.next_point(notes.levels)) is not None:
         level = _measure_level(spec, tools, engine, notes, point=point, ratios=ratios)
         notes.levels.append(level)
-        _refuse_total_failure(level)
 
 
 def _measure_level(
@@ -131,15 +130,17 @@ def _measure_level(
     notes.measure_s += measure_s
     notes.requests.append(request_lines(probe))
     notes.warnings += level_warnings(probe, metrics=metrics, workload=spec.workload, ratios=ratios)
+    _refuse_total_failure(probe)
     return judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=measure_s)
 
 
-def _refuse_total_failure(level: LevelResult) -> None:
-    """A level without one success measures nothing; it must never look fast."""
-    if level.metrics.error_rate == 1.0:
-        raise EngineDied(
-            Failure(FailureKind.REQUEST_ERRORS, f"every request failed at {level.load}")
-        )
+def _refuse_total_failure(probe: Probe) -> None:
+    """A probe without one success measures nothing; it must never look fast."""
+    failed = [r for r in probe.measured if r.is_error and r.failure is not None]
+    if failed and len(failed) == len(probe.measured):
+        kinds = ", ".join(sorted({r.failure.value for r in failed if r.failure is not None}))
+        reason = f"every request failed at {probe.load} ({kinds}): {failed[0].message}"
+        raise EngineDied(Failure(FailureKind.REQUEST_ERRORS, reason))
 
 
 def _outcome(failure: Failure | None) -> Outcome:

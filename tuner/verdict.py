@@ -6,6 +6,7 @@ in every report made from the stored records.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -199,6 +200,33 @@ def decide(cells: Sequence[Cell], *, target_load: float | None) -> Decision:
         latency_first=_latency_first(at_target, cells, target_load=target_load),
         challenger=challenger,
         target_load=target_load,
+    )
+
+
+def why_undecided(records: Sequence[TrialRecord], confirmations: Sequence[TrialRecord]) -> str:
+    """Why "nothing meets the SLO" would be no finding, though nothing was confirmed; else empty.
+
+    That is so where what could have shown the opposite was lost to failures that say nothing of
+    the settings: every trial of the search, or all that was to confirm one of them.
+    """
+    if any(r.outcome is Outcome.MEASURED for r in records):
+        promising = {c.trial for c in measured_candidates(records) if c.capacity is not None}
+        told = {r.of_trial for r in confirmations if r.outcome is not Outcome.FAILED}
+        lost = [
+            r
+            for r in confirmations
+            if r.outcome is Outcome.FAILED and r.of_trial in promising - told
+        ]
+    else:
+        lost = [r for r in records if r.outcome is Outcome.FAILED]
+    if not lost:
+        return ""
+    kinds = Counter(r.failure.kind.value for r in lost if r.failure is not None)
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    what = "measurements that were to confirm" if lost[0].of_trial is not None else "trials"
+    return (
+        f"nothing can be said of the SLO: {what} were lost to failures that say nothing of the "
+        f"settings ({counts}); mend the cause and start again"
     )
 
 

@@ -154,7 +154,7 @@ class EngineConformance:
         wait_until(lambda: is_gone(psutil.Process(engine.pid)), "the end")
         with pytest.raises(EngineDied) as died:
             engine.check_alive(is_load_over=False)
-        assert died.value.failure.kind is FailureKind.CRASH_UNDER_LOAD
+        assert died.value.failure.kind is FailureKind.API_SERVER_LOST
         engine.stop()
         pad.assert_nothing_left()
 

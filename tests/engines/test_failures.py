@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.engines.ending import Ending
 from tuner.engines.failures import Phase, classify_exit
 from tuner.records import FailureKind as Kind
 
@@ -118,7 +119,7 @@ def test_the_cause_decides_the_kind_in_both_phases(
 ) -> None:
     """The cause above vLLM's generic last line is found, quoted, and its context kept."""
     log = f"INFO starting\n{PREFIX}{text}\n{GENERIC}"
-    failure = classify_exit(log, exit_code=1, phase=phase)
+    failure = classify_exit(log, ending=Ending(1), phase=phase)
     assert failure.kind is (at_start if phase == "start" else under_load)
     assert text.strip()[:60] in failure.message
     assert "(EngineCore" not in failure.message
@@ -156,42 +157,85 @@ def test_real_logs_of_vllm_0_32_are_classified(
     name: str, exit_code: int, kind: Kind, message: str
 ) -> None:
     """Last lines of real failed starts give the right kind and quote the cause."""
-    failure = classify_exit((DATA / name).read_text(), exit_code=exit_code, phase="start")
+    failure = classify_exit((DATA / name).read_text(), ending=Ending(exit_code), phase="start")
     assert failure.kind is kind
     assert message in failure.message
 
 
+_DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+_FATAL = "(EngineCore pid=7) ERROR 11-29 [core.py:1] EngineCore encountered a fatal error."
+
+
 @pytest.mark.parametrize(
-    ("exit_code", "phase", "kind", "words"),
+    ("log", "ending", "phase", "kind", "words"),
     [
-        (0, "load", Kind.CRASH_UNDER_LOAD, "exit code 0"),
-        (0, "start", Kind.CRASH_AT_START, "exit code 0"),
-        (1, "load", Kind.CRASH_UNDER_LOAD, "exit code 1"),
-        (-9, "start", Kind.CRASH_AT_START, "signal 9"),
-        (-9, "load", Kind.CRASH_UNDER_LOAD, "out-of-memory killer"),
-        (137, "load", Kind.CRASH_UNDER_LOAD, "signal 9"),
-        (-11, "load", Kind.CRASH_UNDER_LOAD, "signal 11"),
-        (None, "load", Kind.CRASH_UNDER_LOAD, "no exit code"),
+        ("", Ending(0), "start", Kind.CRASH_AT_START, "exit code 0"),
+        ("", Ending(1), "load", Kind.CRASH_UNDER_LOAD, "exit code 1"),
+        ("", Ending(-11), "load", Kind.CRASH_UNDER_LOAD, "signal 11"),
+        (_FATAL, Ending(0), "load", Kind.CRASH_UNDER_LOAD, "exit code 0"),
+        (_FATAL, Ending(None), "load", Kind.CRASH_UNDER_LOAD, "not healthy"),
+        ("", Ending(None), "load", Kind.HANG_UNDER_LOAD, "still runs and is not healthy"),
+        ("", Ending(-9), "start", Kind.API_SERVER_LOST, "signal 9, which the tuner did not"),
+        ("", Ending(-9, 2), "load", Kind.API_SERVER_LOST, "2 of its processes ran on"),
+        ("", Ending(137), "load", Kind.API_SERVER_LOST, "signal 9"),
+        ("", Ending(-15), "load", Kind.API_SERVER_LOST, "signal 15"),
+        ("", Ending(0), "load", Kind.API_SERVER_LOST, "which the tuner did not ask for"),
+        (_DEAD, Ending(0), "load", Kind.ENGINE_CORE_LOST, "somebody else ended it"),
+        (_DEAD, Ending(None), "load", Kind.ENGINE_CORE_LOST, "still runs"),
+        (_DEAD, Ending(1), "load", Kind.ENGINE_CORE_LOST, "exit code 1"),
+        ("", Ending(-9, 2, 1), "load", Kind.OUT_OF_MEMORY_UNDER_LOAD, "memory was full"),
+        (_DEAD, Ending(0, 0, 1), "load", Kind.OUT_OF_MEMORY_UNDER_LOAD, "out-of-memory killer"),
+        ("", Ending(-9, 0, 2), "start", Kind.OUT_OF_MEMORY_AT_START, "out-of-memory killer"),
+        # Others ran out of memory; this engine crashed by a fault of its own.
+        (_FATAL, Ending(1, 0, 1), "load", Kind.CRASH_UNDER_LOAD, "exit code 1"),
     ],
 )
-def test_any_end_that_we_did_not_ask_for_is_a_crash(
-    exit_code: int | None, phase: Phase, kind: Kind, words: str
+def test_what_was_seen_of_the_processes_decides_where_the_log_is_silent(
+    log: str, ending: Ending, phase: Phase, kind: Kind, words: str
 ) -> None:
-    """An engine that ends by itself crashed, also with code 0 and without a word."""
-    failure = classify_exit("INFO all is well\n", exit_code=exit_code, phase=phase)
+    """Killed by others, by the kernel for lack of memory, or fallen by itself; with evidence."""
+    failure = classify_exit(f"INFO all is well\n{log}\n", ending=ending, phase=phase)
     assert failure.kind is kind
     assert words in failure.message
+    assert failure.evidence == ending.evidence
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("OSError: [Errno 28] No space left on device", Kind.DISK_FULL),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", Kind.GPU_FAILED),
+        ("RuntimeError: No CUDA GPUs: no CUDA-capable device is detected", Kind.GPU_FAILED),
+        (
+            "PermissionError: [Errno 13] Permission denied: '/models/m/config.json'",
+            Kind.MODEL_NOT_FOUND,
+        ),
+        (
+            "NotImplementedError: Pipeline parallelism is not supported for this model.",
+            Kind.UNSUPPORTED_COMBINATION,
+        ),
+        (
+            "ValueError: torch.bfloat16 is not supported for quantization method awq.",
+            Kind.UNSUPPORTED_COMBINATION,
+        ),
+    ],
+)
+def test_a_start_that_the_machine_or_the_model_forbids(text: str, kind: Kind) -> None:
+    """A full disk, a broken GPU, a model that may not be read, options that do not go together."""
+    failure = classify_exit(f"{PREFIX}{text}\n{GENERIC}", ending=Ending(1), phase="start")
+    assert failure.kind is kind
+    assert text[:60] in failure.message
 
 
 def test_an_empty_log_is_a_crash_too() -> None:
     """Nothing printed at all is classified without trouble."""
-    assert classify_exit("", exit_code=1, phase="start").kind is Kind.CRASH_AT_START
+    assert classify_exit("", ending=Ending(1), phase="start").kind is Kind.CRASH_AT_START
 
 
 def test_an_unrecognised_cause_is_quoted() -> None:
     """What no rule knows is still shown: the last line that looks like a cause, not the generic."""
     log = f"{PREFIX}ModuleNotFoundError: No module named 'flashinfer'\n{GENERIC}"
-    failure = classify_exit(log, exit_code=1, phase="start")
+    failure = classify_exit(log, ending=Ending(1), phase="start")
     assert failure.kind is Kind.CRASH_AT_START
     assert "ModuleNotFoundError: No module named 'flashinfer'" in failure.message
     assert "See root cause above" not in failure.message
@@ -211,7 +255,7 @@ def test_an_unrecognised_cause_is_quoted() -> None:
 )
 def test_harmless_lines_are_no_cause(line: str) -> None:
     """Words like bloom, or talk about memory, never turn a crash into something else."""
-    failure = classify_exit(f"{line}\n", exit_code=1, phase="start")
+    failure = classify_exit(f"{line}\n", ending=Ending(1), phase="start")
     assert failure.kind is Kind.CRASH_AT_START
 
 
@@ -219,7 +263,7 @@ def test_the_message_and_the_tail_stay_short() -> None:
     """A log of a megabyte gives one line and a page, not a megabyte."""
     noise = "INFO line\n" * 50_000
     cause = f"{PREFIX}torch.OutOfMemoryError: CUDA out of memory. {'x' * 5000}\n"
-    failure = classify_exit(noise + cause + noise, exit_code=1, phase="load")
+    failure = classify_exit(noise + cause + noise, ending=Ending(1), phase="load")
     assert failure.kind is Kind.OUT_OF_MEMORY_UNDER_LOAD
     assert len(failure.message) <= 400
     assert len(failure.log_tail.splitlines()) <= 40
@@ -230,6 +274,11 @@ def test_every_kind_says_whose_fault_it_is(kind: Kind) -> None:
     """Infrastructure teaches the optimiser nothing; everything else is the settings' fault."""
     infrastructure = {
         Kind.START_WITHOUT_CAUSE,
+        Kind.API_SERVER_LOST,
+        Kind.ENGINE_CORE_LOST,
+        Kind.DISK_FULL,
+        Kind.GPU_FAILED,
+        Kind.GPU_MEMORY_LEFT,
         Kind.MEMORY_IN_USE,
         Kind.PORT_TAKEN,
         Kind.STOP_FAILED,
@@ -241,6 +290,8 @@ def test_every_kind_says_whose_fault_it_is(kind: Kind) -> None:
     assert kind.is_settings_fault is (kind not in infrastructure)
     hopeless = {Kind.UNKNOWN_ARGUMENT, Kind.MODEL_NOT_FOUND, Kind.COMMAND_NOT_FOUND}
     assert kind.is_hopeless is (kind in hopeless)
+    unclean = {Kind.STOP_FAILED, Kind.GPU_MEMORY_LEFT, Kind.GPU_FAILED}
+    assert kind.is_unclean is (kind in unclean)
 
 
 def test_a_core_that_dies_without_a_word_is_no_fault_of_the_settings() -> None:
@@ -250,7 +301,7 @@ def test_a_core_that_dies_without_a_word_is_no_fault_of_the_settings() -> None:
         "RuntimeError: Engine core initialization failed. See root cause above. "
         "Failed core proc(s): {}\n"
     )
-    failure = classify_exit(log, exit_code=1, phase="start")
+    failure = classify_exit(log, ending=Ending(1), phase="start")
     assert failure.kind is Kind.START_WITHOUT_CAUSE
     assert not failure.kind.is_settings_fault
 
@@ -258,6 +309,6 @@ def test_a_core_that_dies_without_a_word_is_no_fault_of_the_settings() -> None:
 def test_memory_given_back_by_others_during_profiling_is_tried_again() -> None:
     """A memory assertion that a neighbour caused says nothing about the settings."""
     log = "AssertionError: Error in memory profiling. Initial free memory 70.1 GiB, current 75.2"
-    failure = classify_exit(log, exit_code=1, phase="start")
+    failure = classify_exit(log, ending=Ending(1), phase="start")
     assert failure.kind is Kind.MEMORY_IN_USE
     assert not failure.kind.is_settings_fault

@@ -92,7 +92,7 @@ def test_an_engine_that_answers_health_only_times_out(pad: Launchpad) -> None:
 def test_a_hanging_start_ends_at_the_silence_limit(pad: Launchpad) -> None:
     """A start without progress in its log is given up long before the whole start's limit."""
     failure = pad.failure_of(simulated("hang_at_start", start_silence_s=2.0))
-    assert failure.kind is FailureKind.START_TIMEOUT
+    assert failure.kind is FailureKind.HANG_AT_START
     assert "no log line for 2 s" in failure.message
     assert "SIMULATED" in failure.log_tail
 
@@ -140,7 +140,7 @@ def test_stubborn_children_are_gone_after_stop(tmp_path: Path, new_session: bool
     [
         ("crash_under_load:1", FailureKind.CRASH_UNDER_LOAD),
         ("oom_under_load:1", FailureKind.OUT_OF_MEMORY_UNDER_LOAD),
-        ("exit_zero_under_load:1", FailureKind.CRASH_UNDER_LOAD),
+        ("exit_zero_under_load:1", FailureKind.ENGINE_CORE_LOST),
     ],
 )
 def test_a_death_under_load_is_found_and_classified(

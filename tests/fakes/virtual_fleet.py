@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
@@ -118,12 +118,14 @@ class VirtualFleet:
         self._placement.set_aside(worker)
         self._kept.pop(worker, None)
 
-    def release_engines(self) -> None:
+    def release_engines(self) -> Mapping[str, Failure]:
         self._placement.forget()
         self._kept.clear()
+        return {}
 
-    def close(self) -> None:
+    def close(self) -> Mapping[str, Failure]:
         self.is_closed = True
+        return {}
 
     def _idle(self) -> list[str]:
         busy = {worker for _, worker in self._running}

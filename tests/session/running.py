@@ -9,7 +9,7 @@ from typing import Any
 from tests.fakes.virtual_fleet import Sabotage, VirtualClock, VirtualFleet
 from tuner.calibrating import calibrated_model
 from tuner.config import Option, RunConfig, load_config
-from tuner.events import PRIOR_EVENTS, WORKER_SET_ASIDE, Event, Listener
+from tuner.events import PRIOR_EVENTS, WORKER_QUARANTINED, WORKER_SET_ASIDE, Event, Listener
 from tuner.guiding import Guide, Learn, SimulatorGuide
 from tuner.prediction.models import EngineModel
 from tuner.records import TrialRecord
@@ -157,7 +157,7 @@ class VirtualRun:
     def report(self) -> dict[str, Any]:
         """The report of what there is; a finished run says so in its events."""
         for event in self.events:
-            if event.kind == WORKER_SET_ASIDE:
+            if event.kind in (WORKER_SET_ASIDE, WORKER_QUARANTINED):
                 self.folder.add_event(event.kind, **event.details)
         self.folder.add_event("run_finished")
         return write_report(self.folder, config=self.plan.config, engine=self.plan.engine.config)

@@ -12,11 +12,12 @@ import yaml
 
 from search_spaces import fingerprint
 from tests.session.running import VirtualRun, make_config
-from tuner.errors import TunerError, UsageError
+from tuner.errors import InfrastructureError, TunerError, UsageError
 from tuner.events import Event
 from tuner.interrupts import HeldInterrupts
 from tuner.records import Failure, FailureKind, TrialSpec
-from tuner.run import make_plan, read_config
+from tuner.report.phrases import verdict_text
+from tuner.run import RunResult, make_plan, read_config
 
 
 def test_a_run_ends_with_two_confirmed_commands_and_the_baseline(tmp_path: Path) -> None:
@@ -192,6 +193,60 @@ def test_a_transient_fault_that_stays_is_given_up_after_three_attempts(tmp_path:
     assert len(attempts) == 3
     assert document["trials"][1]["outcome"] == "failed"
     assert any("trial 1 gave no result" in text for text in document["warnings"])
+
+
+def test_a_retry_waits_for_a_worker_where_all_others_are_busy(tmp_path: Path) -> None:
+    """One worker, one transient fault: the same worker gets the trial again, and it counts."""
+
+    def first_attempt(spec: TrialSpec, attempt: int) -> Failure | None:
+        is_first = spec.kind == "trials" and attempt == 1
+        return Failure(FailureKind.ENGINE_CORE_LOST, "gone") if is_first else None
+
+    run = VirtualRun(make_config(tmp_path, trials=3), workers=1, sabotage=first_attempt)
+    document = run.run()
+    assert [t["outcome"] for t in document["trials"]] == ["measured"] * 3
+
+
+@pytest.mark.parametrize(
+    "kind", [FailureKind.STOP_FAILED, FailureKind.GPU_MEMORY_LEFT, FailureKind.GPU_FAILED]
+)
+def test_a_worker_that_is_not_clean_is_quarantined_and_the_rest_go_on(
+    tmp_path: Path, kind: FailureKind
+) -> None:
+    """Its trial is measured elsewhere, it gets no other, and the report says why."""
+    first: list[int] = []
+
+    def leak(spec: TrialSpec, attempt: int) -> Failure | None:
+        if spec.number == 2 and spec.kind == "trials" and attempt == 1:
+            first.append(len(run.fleet.submitted))
+            return Failure(kind, "GPU 1 keeps 40000 MiB")
+        return None
+
+    run = VirtualRun(make_config(tmp_path, trials=6), sabotage=leak)
+    document = run.run()
+    [told] = [e.details for e in run.events if e.kind == "worker_quarantined"]
+    assert told["reason"] == "GPU 1 keeps 40000 MiB"
+    later = {worker for _, worker in run.fleet.submitted[first[0] :]}
+    assert told["worker"] not in later
+    assert all(t["outcome"] == "measured" for t in document["trials"])
+    assert document["recommendations"]["throughput_first"]["confirmed"] is True
+    assert any("was put in quarantine" in text for text in document["warnings"])
+
+
+def test_a_run_whose_every_worker_is_in_quarantine_ends_and_can_be_resumed(tmp_path: Path) -> None:
+    """Nothing can be measured any more; that is said, and what was measured stays."""
+
+    def leak(spec: TrialSpec, _: int) -> Failure | None:
+        return Failure(FailureKind.STOP_FAILED, "pid 7 stays") if spec.number >= 2 else None
+
+    run = VirtualRun(make_config(tmp_path, trials=6), sabotage=leak)
+    with pytest.raises(InfrastructureError, match="in quarantine; the run can be resumed"):
+        run.run()
+    assert {e.details["worker"] for e in run.events if e.kind == "worker_quarantined"} == {
+        "worker-0",
+        "worker-1",
+    }
+    assert [r.number for r in run.folder.trials()][:2] == [0, 1]
 
 
 def test_an_argument_the_engine_does_not_know_stops_the_run_at_once(tmp_path: Path) -> None:
@@ -388,3 +443,34 @@ def test_alike_workers_cause_no_warning_and_canaries_can_be_turned_off(tmp_path:
     assert {w["worker"] for w in document["workers"]} == {"worker-0", "worker-1"}
     off = VirtualRun(make_config(tmp_path / "off", canary={"every": 0})).run()
     assert off["workers"] == []
+
+
+@pytest.mark.parametrize("kind", ["trials", "confirmations"])
+def test_what_was_lost_to_others_is_no_proof_that_nothing_meets_the_slo(
+    tmp_path: Path, kind: str
+) -> None:
+    """Every trial, or every confirmation, fails for outside reasons: no verdict, and exit 1."""
+    kinds = [FailureKind.METER_SATURATED, FailureKind.ENGINE_CORE_LOST]
+
+    def lose(spec: TrialSpec, _: int) -> Failure | None:
+        return Failure(kinds[spec.number % 2], "gone") if spec.kind == kind else None
+
+    document = VirtualRun(make_config(tmp_path, trials=4), sabotage=lose).run()
+    assert document["verdict"] is None
+    assert "engine_core_lost" in document["undecided"]
+    assert "meter_saturated" in document["undecided"]
+    assert RunResult(document, tmp_path, is_interrupted=False).exit_code == 1
+    assert "nothing can be said" in verdict_text(document)
+
+
+def test_settings_that_all_fail_by_themselves_are_a_finding(tmp_path: Path) -> None:
+    """Nothing of that is anybody else's fault: infeasible, exit 3."""
+
+    def crash(spec: TrialSpec, _: int) -> Failure | None:
+        kinds = [FailureKind.OUT_OF_MEMORY_AT_START, FailureKind.CRASH_UNDER_LOAD]
+        return Failure(kinds[spec.number % 2], "died")
+
+    document = VirtualRun(make_config(tmp_path, trials=4), sabotage=crash).run()
+    assert document["verdict"] == "infeasible"
+    assert document["undecided"] is None
+    assert RunResult(document, tmp_path, is_interrupted=False).exit_code == 3

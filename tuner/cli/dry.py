@@ -15,6 +15,7 @@ from tuner.launch_groups import LIVE_SETTINGS
 from tuner.report.document import slo_data, workload_data
 from tuner.report.phrases import command_text
 from tuner.run import Plan
+from tuner.secrets import masked_words
 
 _SHOWN = 10
 # Rough figures for the estimate, said to be rough: a start of vLLM on a GPU, and a request that
@@ -37,7 +38,7 @@ def dry_run_document(plan: Plan) -> dict[str, Any]:
         "engine": {
             "kind": engine.kind,
             "simulated": engine.kind == "simulated",
-            "command": list(engine.command),
+            "command": masked_words(engine.command),
             "reason": plan.engine.reason,
             "workers": plan.workers,
             "gpus_per_engine": config.options.gpus_per_engine,
@@ -50,7 +51,7 @@ def dry_run_document(plan: Plan) -> dict[str, Any]:
             "size": config.space.size,
         },
         "settings": [
-            {"settings": s, "launch_command": launch_command(engine, s)}
+            {"settings": s, "launch_command": masked_words(launch_command(engine, s))}
             for s in settings[: config.options.trials]
         ],
         "estimate": {"trials": _trials(plan), "wall_s": round(_wall_s(plan), 1)},

@@ -18,7 +18,9 @@ def export(run: Path, *, policy: str, export_format: str, output: Path | None) -
     files = export_files(document, policy=parse_policy(policy), export_format=export_format)
     first = next(iter(files))
     if output is None:
-        print_result(files[first].rstrip("\n"))
+        text = files[first].rstrip("\n")
+        # On its way to a file it must stay what it is, to the character.
+        print_result(text) if sys.stdout.isatty() else print(text)
         return 0
     target = output / first if output.is_dir() else output
     for name, text in files.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from objectives import Policy
+
+
+# What a terminal would obey, turn around or refuse; the form in its place is JSON's as well.
+_UNSHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,14 @@ def parse_policy(name: str) -> Policy:
         raise UsageError([f"--policy {name}: unknown policy; allowed are {allowed}"]) from None
 
 
+def harmless(text: str) -> str:
+    """The text with every character that acts on a terminal spelled out, as JSON does."""
+    return _UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_result(text: str) -> None:
     """A result, for stdout."""
-    print(text)
+    print(harmless(text))
     sys.stdout.flush()
 
 
@@ -52,8 +64,10 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_error(text: str) -> None:
-    """One problem, for stderr."""
-    print(f"error: {text}", file=sys.stderr)
+    """One problem, for stderr; it may quote what the user gave, so secrets are masked."""
+    from tuner.secrets import masked_text
+
+    print(f"error: {harmless(masked_text(text))}", file=sys.stderr)
 
 
 def fail(text: str) -> None:

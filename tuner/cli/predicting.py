@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tuner.cli.output import print_json, print_result, width
 from tuner.cli.running import RunRequest, config_of
@@ -12,6 +14,7 @@ from tuner.errors import UsageError
 from tuner.predicting import Sources, predict_space
 from tuner.report.prediction import prediction_text
 from tuner.run import make_plan
+from tuner.secrets import masked_words
 from tuner.store.run_folder import CONFIG
 
 
@@ -29,12 +32,25 @@ def predict(
         # What is not said otherwise is as in the run that is learned from.
         request = replace(request, config=str(calibration / CONFIG))
     sources = Sources(calibration, profile, _tokens(kv_cache_tokens))
-    document = predict_space(make_plan(config_of(request)), sources, clock=SystemClock())
+    document = predict_space(
+        make_plan(config_of(request).without_secrets()), sources, clock=SystemClock()
+    )
+    for found in _commands(document):
+        found["launch_command"] = masked_words(found["launch_command"])
     if request.output.is_json:
         print_json(document)
     else:
         print_result(prediction_text(document, width=width()))
     return 0 if document["recommendations"]["throughput_first"] is not None else 3
+
+
+def _commands(data: Any) -> Iterator[dict[str, Any]]:
+    """Every part of a document that has a launch command."""
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if isinstance(data, dict) and "launch_command" in data:
+        yield data
+    for part in parts:
+        yield from _commands(part)
 
 
 def _tokens(text: str | None) -> int | None:

@@ -7,23 +7,28 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from tuner.cli.output import harmless
 from tuner.durations import format_duration
 from tuner.events import (
+    NOT_CLEAN,
     PRIOR_CHECKED,
     PRIOR_DROPPED,
     PRIOR_FAILED,
     PRIOR_LEARNED,
+    WORKER_QUARANTINED,
     WORKER_SET_ASIDE,
     Event,
     Listener,
 )
 from tuner.records import Outcome, TrialRecord
 from tuner.report.phrases import number_text, settings_text, trial_name
+from tuner.secrets import masked_text
 from tuner.verdict import best_level, to_candidate
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 _TABLE_WIDTH = 100
@@ -69,7 +74,7 @@ class LineProgress:
         """Print a line, if the event is worth one."""
         text = self._text(event)
         if text:
-            print(text, file=sys.stderr, flush=True)
+            print(harmless(masked_text(text)), file=sys.stderr, flush=True)
 
     def _text(self, event: Event) -> str:
         if event.kind == "trial_finished":
@@ -100,6 +105,10 @@ def headline(event: Event) -> str:
         return f"retry    trial {details['trial']}: {details['reason']}"
     if event.kind == WORKER_SET_ASIDE:
         return f"set aside {details['worker']}: it is slower than the others (canaries)"
+    if event.kind == WORKER_QUARANTINED:
+        return f"quarantine {details['worker']}: {details['reason']}"
+    if event.kind == NOT_CLEAN:
+        return f"NOT CLEAN {details['worker']}: {details['reason']}"
     if event.kind == PRIOR_LEARNED and details["picks"]:
         return (
             f"simulator learned from {details['trials']} trials: "
@@ -176,7 +185,7 @@ class _LiveState:
         elif event.kind == "confirmation_started":
             self.phase = "confirming"
             self.planned = len(self.finished) + event.details["measurements"]
-        elif event.kind == WORKER_SET_ASIDE:
+        elif event.kind in (WORKER_SET_ASIDE, WORKER_QUARANTINED):
             self.workers -= 1
         elif event.kind in _STARTS:
             text = settings_text(event.details["settings"])
@@ -209,13 +218,19 @@ class _LiveState:
         return max(able, key=lambda r: to_candidate(r).throughput, default=None)
 
 
+def progress_console(stream: IO[str]) -> Console:
+    """Where the live table is shown; what comes from logs and settings is no markup there."""
+    from rich.console import Console
+
+    return Console(file=stream, markup=False, highlight=False, emoji=False)
+
+
 @contextmanager
 def _live_progress() -> Iterator[Listener]:
-    from rich.console import Console
     from rich.live import Live
 
     state = _LiveState()
-    console = Console(stderr=True)
+    console = progress_console(sys.stderr)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
         def listen(event: Event) -> None:
@@ -224,7 +239,7 @@ def _live_progress() -> Iterator[Listener]:
             if event.kind == "trial_finished":
                 text = trial_line(event.record)
             if text:
-                live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                live.console.print(harmless(masked_text(text)), soft_wrap=True)
             live.update(_table(state))
 
         yield listen
@@ -240,10 +255,11 @@ def _table(state: _LiveState) -> Table:
     best = state.best()
     if best is not None:
         label = trial_name(best.label, best.origin, best.settings)
-        table.add_row("best so far", _result(best), f"trial {best.number}: {label}"[:_TABLE_WIDTH])
+        name = harmless(f"trial {best.number}: {label}")
+        table.add_row("best so far", _result(best), name[:_TABLE_WIDTH])
     for name, (settings, since_s) in sorted(state.running.items()):
         age = format_duration(time.monotonic() - since_s)
-        table.add_row(f"running {name}", age, settings[:_TABLE_WIDTH])
+        table.add_row(f"running {name}", age, harmless(settings)[:_TABLE_WIDTH])
     for _ in range(state.workers - len(state.running)):
         table.add_row("idle worker", "", "")
     return table

@@ -17,6 +17,7 @@ from tuner.config import Option, RunConfig, load_config, parse_engine_arg, parse
 from tuner.errors import UsageError
 from tuner.report.console import summary_text
 from tuner.run import RunResult, make_plan, report_of, resume_run, start_run
+from tuner.secrets import masked_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ def run(request: RunRequest) -> int:
     """One tuning run; the exit code."""
     plan = make_plan(config_of(request))
     with make_progress(request.output) as progress:
-        result = start_run(plan, clock=SystemClock(), listeners=[progress], command=sys.argv)
+        command = masked_words(sys.argv, plan.config.secret_values)
+        result = start_run(plan, clock=SystemClock(), listeners=[progress], command=command)
     return _show(result, request.output)
 
 

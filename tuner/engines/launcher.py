@@ -11,6 +11,7 @@ from pathlib import Path
 from tuner.clock import Clock
 from tuner.engines.arguments import launch_command, run_arguments
 from tuner.engines.engine import LaunchRequest
+from tuner.engines.gpu_memory import GpuMemory, GpuProof, NvmlGpuMemory
 from tuner.engines.ports import take_free_port
 from tuner.engines.process import ProcessTree
 from tuner.engines.process_engine import ProcessEngine
@@ -29,6 +30,7 @@ class ProcessLauncher:
         gpu_ids: the GPUs they may see.
         new_session: see `ProcessTree`.
         clock: for waiting.
+        gpu_memory: reads their memory, to prove that an engine gave it back.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class ProcessLauncher:
         gpu_ids: tuple[str, ...],
         new_session: bool,
         clock: Clock,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
+        self._gpu_memory = gpu_memory or NvmlGpuMemory()
         self._env = dict(env)
         self._gpu_ids = gpu_ids
         self._new_session = new_session
@@ -54,6 +58,7 @@ class ProcessLauncher:
         started_s = self._clock.now_s()
         port = take_free_port()
         proof_name = f"tuner-{uuid.uuid4().hex[:12]}"
+        gpu_proof = GpuProof(self._gpu_memory, self._gpu_ids, clock=self._clock)
         channel = self._make_channel(request)
         try:
             tree = self._start(request, port=port, proof_name=proof_name, channel=channel)
@@ -67,6 +72,7 @@ class ProcessLauncher:
             port=port,
             proof_name=proof_name,
             channel=channel,
+            gpu_proof=gpu_proof,
             clock=self._clock,
         )
         try:
@@ -144,7 +150,9 @@ class ProcessLauncher:
             if engine.log.size_bytes != log_size:
                 log_size, grew_s = engine.log.size_bytes, now_s
             if now_s - started_s > config.start_timeout_s:
-                raise engine.start_timeout(f"not ready after {config.start_timeout_s:g} s")
+                reason = f"not ready after {config.start_timeout_s:g} s"
+                raise engine.unready(FailureKind.START_TIMEOUT, reason)
             if now_s - grew_s > config.start_silence_s:
-                raise engine.start_timeout(f"no log line for {config.start_silence_s:g} s")
+                reason = f"no log line for {config.start_silence_s:g} s"
+                raise engine.unready(FailureKind.HANG_AT_START, reason)
             self._clock.sleep_s(_POLL_S)

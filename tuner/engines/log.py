@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from tuner.records import EngineInfo
+from tuner.secrets import masked_text
 
 TAIL_LINES = 40
 _TAIL_BYTES = 256 * 1024
 _HEAD_BYTES = 1024 * 1024
 
-_NON_DEFAULT_ARGS = re.compile(r"non-default args: (\{.*\})")
-_CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
-_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+# No line that anybody reads is longer, and what looks for signs in it may take its length squared.
+_LINE_CHARS = 4000
+_ARGS_CHARS = 64 * 1024
+
+_NON_DEFAULT_ARGS = "non-default args: {"
+_CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=([0-9]{1,12})\b")
+_KV_TOKENS = re.compile(r"KV cache size: ([0-9][0-9,]{0,18}) tokens")
 _ENGINE_CONFIG = re.compile(r"Initializing a V1 LLM engine")
-_SECRET = re.compile(
-    r"(?i)((?:api[_-]?key|token|secret|password)[\"']?\s*[=:]\s*[\"']?|Bearer\s+|\bhf_)"
-    r"[A-Za-z0-9_\-\.]{8,}"
+# Colours and cursor moves, window titles, and the other control characters but tab and line ends.
+_CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
+    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
 )
 
 
@@ -41,9 +47,10 @@ class EngineLog:
         return self._read(0, _HEAD_BYTES)
 
     def text(self) -> str:
-        """The end of the log, secrets masked."""
+        """The end of the log: no secrets, no control characters, long lines cut."""
         start = max(0, self.size_bytes - _TAIL_BYTES)
-        return mask_secrets(self._read(start, _TAIL_BYTES))
+        plain = _CONTROLS.sub("", self._read(start, _TAIL_BYTES))
+        return "".join(_cut(line) for line in mask_secrets(plain).splitlines(keepends=True))
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines."""
@@ -59,19 +66,21 @@ class EngineLog:
 
 def mask_secrets(text: str) -> str:
     """Replace what looks like a token, key or password."""
-    return _SECRET.sub(lambda m: f"{m.group(1)}***", text)
+    return masked_text(text)
 
 
 def non_default_args(log_text: str) -> Mapping[str, Any]:
     """What vLLM's parser understood; empty where the log does not tell."""
-    found = _NON_DEFAULT_ARGS.search(log_text)
-    if found is None:
+    start = log_text.find(_NON_DEFAULT_ARGS)
+    if start < 0:
         return {}
+    start += len(_NON_DEFAULT_ARGS) - 1
+    line = log_text[start : start + _ARGS_CHARS].partition("\n")[0]
     try:
-        args = ast.literal_eval(found.group(1))
-    except (ValueError, SyntaxError):
+        args = ast.literal_eval(line[: line.rfind("}") + 1])
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {}
-    return args if isinstance(args, dict) else {}
+    return {n: v for n, v in args.items() if isinstance(n, str)} if isinstance(args, dict) else {}
 
 
 def with_log_facts(info: EngineInfo, log_text: str) -> EngineInfo:
@@ -86,6 +95,14 @@ def with_log_facts(info: EngineInfo, log_text: str) -> EngineInfo:
         enable_chunked_prefill=_flag(config, "enable_chunked_prefill"),
         enable_prefix_caching=_flag(config, "enable_prefix_caching"),
     )
+
+
+def _cut(line: str) -> str:
+    """A line with the middle left out where it is too long; its line end stays."""
+    if len(line) <= _LINE_CHARS:
+        return line
+    half = _LINE_CHARS // 2
+    return f"{line[:half]} ... {line[-half:]}"
 
 
 def _flag(config_line: str, name: str) -> bool | None:

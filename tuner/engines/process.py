@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from tuner.clock import Clock
+from tuner.engines.ending import Ending, count_oom_kills, memory_available_mib
 from tuner.engines.warden import Warden, environment_of, segments_of
 from tuner.errors import StopFailed
 from tuner.records import Failure, FailureKind
@@ -52,6 +53,7 @@ class ProcessTree:
     ) -> None:
         self._clock = clock
         self._new_session = new_session
+        self._oom_kills_before = count_oom_kills()
         mark = uuid.uuid4().hex
         self._mark = f"{_MARK}={mark}".encode()
         # Before the engine, so that no moment is without it.
@@ -82,6 +84,22 @@ class ProcessTree:
     def pid(self) -> int:
         """The command's process id."""
         return self._popen.pid
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The ids of all members that were ever seen."""
+        return frozenset(self._members)
+
+    def ending(self) -> Ending:
+        """What is seen of the tree now, for the record of its end."""
+        survivors = [p for p in self.living() if p.pid != self._popen.pid]
+        oom_kills, before = count_oom_kills(), self._oom_kills_before
+        return Ending(
+            exit_code=self.exit_code,
+            survivors=len(survivors),
+            oom_kills=None if oom_kills is None or before is None else oom_kills - before,
+            memory_available_mib=memory_available_mib(),
+        )
 
     def living(self) -> list[psutil.Process]:
         """Every member that still runs; call it now and then, so that children become known."""

@@ -10,6 +10,7 @@ from tuner.clock import Clock
 from tuner.engines.arguments import merged_settings
 from tuner.engines.engine import LaunchRequest
 from tuner.engines.failures import classify_exit
+from tuner.engines.gpu_memory import GpuProof
 from tuner.engines.http import EngineHttp
 from tuner.engines.log import EngineLog, non_default_args, with_log_facts
 from tuner.engines.ports import LOOPBACK, is_answering, is_port_free, listens_on
@@ -24,6 +25,7 @@ from tuner.workloads import TokenRatios, measure_ratios
 _POLL_S = 0.2
 _COMPLETION_TIMEOUT_S = 120.0
 _PORT_FREE_WAIT_S = 10.0
+_LAST_WORDS_S = 10.0
 
 
 class ProcessEngine:
@@ -37,6 +39,7 @@ class ProcessEngine:
         port: int,
         proof_name: str,
         channel: LiveChannel | None,
+        gpu_proof: GpuProof,
         clock: Clock,
     ) -> None:
         self.request = request
@@ -51,6 +54,7 @@ class ProcessEngine:
             timeout_s=request.engine.control_timeout_s,
             check_alive=partial(self.check_alive, is_load_over=False),
         )
+        self._gpu_proof = gpu_proof
         self._clock = clock
         self._is_port_ours = True
         self._http = EngineHttp(f"http://{LOOPBACK}:{port}")
@@ -82,7 +86,7 @@ class ProcessEngine:
         """Raise when the process ended, or a stranger answers on our port."""
         self._tree.living()
         if self._tree.exit_code is not None:
-            failure = classify_exit(self.log.text(), exit_code=self._tree.exit_code, phase="start")
+            failure = classify_exit(self.log.text(), ending=self._tree.ending(), phase="start")
             self._is_port_ours = failure.kind is not FailureKind.PORT_TAKEN
             raise StartFailed(failure)
 
@@ -106,11 +110,7 @@ class ProcessEngine:
 
     def answers(self) -> bool:
         """Whether a real completion comes back."""
-        problem = self._http.complete(
-            model=self.served_name,
-            endpoint=self.request.endpoint,
-            timeout_s=_COMPLETION_TIMEOUT_S,
-        )
+        problem = self._problem_with_a_token()
         if problem is not None and problem.startswith("HTTP 4"):
             raise StartFailed(
                 Failure(
@@ -120,6 +120,13 @@ class ProcessEngine:
                 )
             )
         return problem is None
+
+    def _problem_with_a_token(self) -> str | None:
+        return self._http.complete(
+            model=self.served_name,
+            endpoint=self.request.endpoint,
+            timeout_s=_COMPLETION_TIMEOUT_S,
+        )
 
     def read_back(self) -> None:
         """Note what is in force, and refuse an engine that runs with other settings."""
@@ -176,9 +183,10 @@ class ProcessEngine:
             failure = Failure(FailureKind.LIVE_CONTROL_LOST, str(error), self.log.tail())
             raise ControlLost(failure) from error
 
-    def start_timeout(self, reason: str) -> StartFailed:
-        """The error of a start that took too long."""
-        return StartFailed(Failure(FailureKind.START_TIMEOUT, reason, self.log.tail()))
+    def unready(self, kind: FailureKind, reason: str) -> StartFailed:
+        """The error of a start that took too long, or stands still."""
+        evidence = self._tree.ending().evidence
+        return StartFailed(Failure(kind, reason, self.log.tail(), evidence))
 
     def check_alive(self, *, is_load_over: bool) -> None:
         """Make sure that it still lives: process, health and, after a load, a real token.
@@ -188,27 +196,35 @@ class ProcessEngine:
         """
         self._tree.living()
         self._tree.note_shared_memory()
-        exit_code = self._tree.exit_code
-        if exit_code is not None or not self._http.is_healthy():
-            raise EngineDied(classify_exit(self.log.text(), exit_code=exit_code, phase="load"))
-        if is_load_over and not self.answers():
-            raise EngineDied(
-                Failure(
-                    FailureKind.HANG_UNDER_LOAD,
-                    "healthy by /health, but a one-token request gets no answer",
-                    self.log.tail(),
-                )
-            )
+        if self._tree.exit_code is not None or not self._http.is_healthy():
+            raise EngineDied(self._end_under_load())
+        problem = self._problem_with_a_token() if is_load_over else None
+        if problem is not None:
+            is_refused = problem.startswith("HTTP ")
+            kind = FailureKind.REQUEST_ERRORS if is_refused else FailureKind.HANG_UNDER_LOAD
+            reason = f"healthy by /health, but a one-token request fails: {problem}"
+            raise EngineDied(Failure(kind, reason, self.log.tail()))
+
+    def _end_under_load(self) -> Failure:
+        """What became of it; an API server without its engine core needs some seconds to go."""
+        end_s = self._clock.now_s() + _LAST_WORDS_S
+        while self._tree.exit_code is None and self._clock.now_s() < end_s:
+            self._clock.sleep_s(_POLL_S)
+        return classify_exit(self.log.text(), ending=self._tree.ending(), phase="load")
 
     def stop(self) -> None:
-        """End the process tree, prove it gone and its port free.
+        """End the process tree; prove it gone, its port free and its GPUs given back.
 
         Raises:
-            StopFailed: when a process survives or the port stays taken.
+            StopFailed: when something of it is left.
         """
         self._http.close()
         self._tree.stop()
         self._retuner.close()
+        self._prove_port_free()
+        self._gpu_proof.check(self._tree.pids)
+
+    def _prove_port_free(self) -> None:
         end_s = self._clock.now_s() + _PORT_FREE_WAIT_S
         # A stranger's port stays taken, and that is not our failure to stop.
         while self._is_port_ours and not is_port_free(self._port):

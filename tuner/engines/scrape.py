@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,6 +15,10 @@ from objectives import EngineCounters
 from tuner.clock import Clock
 
 INTERVAL_S = 0.4
+# Above all that can be counted, below where sums and rounding lose sense.
+_MOST = 1e18
+# What the parser raises for text that is none of Prometheus'.
+_NO_SAMPLE = (ValueError, OverflowError, KeyError, IndexError, TypeError, AttributeError)
 
 # vLLM renamed series between versions; the first name that a scrape has is taken.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -61,17 +67,20 @@ class Snapshot:
 
 
 def parse_snapshot(text: str, *, at_s: float) -> Snapshot:
-    """Read a Prometheus text; series of several engine cores are joined."""
+    """Read a Prometheus text; series of several engine cores are joined.
+
+    A line that is cut off or otherwise no sample, and a value that is not finite or below zero,
+    tell nothing.
+    """
     # The parser is slow and most series are histograms that nobody asks for.
     wanted = [line for line in text.splitlines() if line.startswith(_WANTED)]
     values: dict[str, list[float]] = {}
     cache_labels: list[dict[str, str]] = []
-    for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
-        for sample in family.samples:
-            if sample.name == _CACHE_INFO:
-                cache_labels.append(dict(sample.labels))
-            else:
-                values.setdefault(sample.name, []).append(sample.value)
+    for name, labels, value in _samples(wanted):
+        if name == _CACHE_INFO:
+            cache_labels.append(labels)
+        elif math.isfinite(value) and 0 <= value <= _MOST:
+            values.setdefault(name, []).append(value)
 
     def joined(key: str, join: Callable[[list[float]], float] = sum) -> float | None:
         found = next((values[name] for name in _NAMES[key] if name in values), None)
@@ -162,6 +171,21 @@ class Sampler:
             self._samples.append(sample)
 
 
+def _samples(lines: Sequence[str]) -> Iterator[tuple[str, dict[str, str], float]]:
+    try:
+        yield from _parsed(lines)
+    except _NO_SAMPLE:
+        # One line spoils the parser's whole text; the others still tell what they tell.
+        for line in lines:
+            with suppress(*_NO_SAMPLE):
+                yield from _parsed([line])
+
+
+def _parsed(lines: Sequence[str]) -> list[tuple[str, dict[str, str], float]]:
+    families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+    return [(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]
+
+
 def _difference(first: Snapshot, last: Snapshot, name: str) -> float | None:
     """Growth of a counter; None when it is unknown, went back, or the engine restarted."""
     before, after = getattr(first, name), getattr(last, name)
@@ -177,7 +201,10 @@ def _kv_cache_tokens(cache_labels: Sequence[dict[str, str]]) -> int | None:
     total = 0
     for labels in cache_labels:
         try:
-            total += int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+            blocks, size = int(labels["num_gpu_blocks"]), int(labels["block_size"])
         except (KeyError, ValueError):
             return None
+        if blocks < 0 or size < 0:
+            return None
+        total += blocks * size
     return total or None

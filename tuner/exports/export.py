@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,15 @@ import yaml
 
 from objectives import Policy
 from search_spaces import Value
-from tuner.engines import SWITCHES
+from tuner.engines import SWITCHES, to_arguments
 from tuner.errors import UsageError
 from tuner.report.phrases import SIMULATED_TEXT, load_text, number_text
+from tuner.secrets import MASK, shell_words
 
 # YAML `false` is dropped by `vllm serve --config`; the positive form of "off" is obeyed.
 _OFF = "no-"
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def export_files(
@@ -41,7 +45,7 @@ def _shell(document: Mapping[str, Any], found: Mapping[str, Any], policy: Policy
     """A script that starts the engine; further arguments are passed on."""
     words = _grouped(found["launch_command"])
     command = " \\\n  ".join(words)
-    head = "\n".join(f"# {line}".rstrip() for line in _header(document, found, policy))
+    head = _comment(document, found, policy)
     script = f'#!/bin/sh\n{head}\n{_exports(document)}exec {command} "$@"\n'
     return {"launch.sh": script}
 
@@ -51,12 +55,16 @@ def _vllm_config(
 ) -> dict[str, str]:
     """A file for `vllm serve --config config.yaml` (two words) and a script that starts it."""
     settings = {**found["settings"], **document["engine"]["fixed"]}
+    # A YAML file cannot read the environment: masked options stay words of the command.
+    masked = {name: value for name, value in settings.items() if value == MASK}
+    settings = {name: value for name, value in settings.items() if name not in masked}
     if document["engine"]["gpus_per_engine"] > 1:
         settings.setdefault("tensor_parallel_size", document["engine"]["gpus_per_engine"])
     data = {"model": document["model"], **config_keys(settings)}
-    head = "\n".join(f"# {line}".rstrip() for line in _header(document, found, policy))
+    head = _comment(document, found, policy)
     body = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    start = f'exec {shlex.join(document["engine"]["command"])} --config config.yaml "$@"'
+    words = [*document["engine"]["command"], "--config", "config.yaml", *to_arguments(masked)]
+    start = f'exec {" ".join(shell_words(words))} "$@"'
     note = '# The file is a word of its own: vLLM ignores "--config=config.yaml".'
     return {
         "config.yaml": f"{head}\n{body}",
@@ -79,9 +87,21 @@ def config_keys(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _exports(document: Mapping[str, Any]) -> str:
-    """The environment that the measured engine had on top; secrets are the user's own to set."""
-    env = document["engine"]["env"]
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    """The environment that the measured engine had on top; secrets are read from the caller's."""
+    lines = []
+    for name, value in document["engine"]["env"].items():
+        # A name with another character than a shell allows cannot be exported, nor quoted.
+        if _SHELL_NAME.fullmatch(name):
+            [masked] = shell_words([f"{name}={MASK}"])
+            word = masked if value == MASK else f"{name}={shlex.quote(value)}"
+            lines.append(f"export {word}\n")
+    return "".join(lines)
+
+
+def _comment(document: Mapping[str, Any], found: Mapping[str, Any], policy: Policy) -> str:
+    """The header as comments; no name in it can end its line and become a command."""
+    lines = (" ".join(_CONTROLS.sub(" ", ln).split()) for ln in _header(document, found, policy))
+    return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
 def _header(document: Mapping[str, Any], found: Mapping[str, Any], policy: Policy) -> list[str]:
@@ -118,8 +138,7 @@ def _hardware(document: Mapping[str, Any]) -> str:
 def _grouped(words: Sequence[str]) -> list[str]:
     """Command words quoted, each option with its value on one line."""
     groups: list[str] = []
-    for word in words:
-        quoted = shlex.quote(word)
+    for word, quoted in zip(words, shell_words(words), strict=True):
         if word.startswith("--") or not groups:
             groups.append(quoted)
         else:

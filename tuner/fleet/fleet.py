@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from search_spaces import fingerprint
 from tuner.errors import InfrastructureError
-from tuner.records import TrialResult, TrialSpec
+from tuner.records import Failure, TrialResult, TrialSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,15 @@ class WorkerInfo:
         name: as records call it.
         gpu_ids: the GPUs its engines see; logical ones on a machine without GPUs.
         host: where it runs.
+        node: Ray's id of its node; empty without Ray.
+        gpu_model: of its GPUs; empty where it is not known.
     """
 
     name: str
     gpu_ids: tuple[str, ...]
     host: str
+    node: str = ""
+    gpu_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +82,19 @@ class Fleet(Protocol):
         ...
 
     def set_aside(self, worker: str) -> None:
-        """Give an idle worker no more work, and stop the engine it keeps.
-
-        Raises:
-            TunerError: when something of the engine is left.
-        """
+        """Give a worker no more work; the engine it keeps is stopped by `release_engines`."""
         ...
 
     def collect(self, *, timeout_s: float) -> list[Completion]:
         """Trials that ended, waiting at most so long for the first."""
         ...
 
-    def release_engines(self) -> None:
-        """Stop the engines that idle workers keep between trials.
-
-        Raises:
-            TunerError: when something of one is left.
-        """
+    def release_engines(self) -> Mapping[str, Failure]:
+        """Stop the engines that workers without work keep; what is left of them, by worker."""
         ...
 
-    def close(self) -> None:
-        """Stop what runs, clean up with proof, give everything back."""
+    def close(self) -> Mapping[str, Failure]:
+        """Stop what runs, clean up with proof, give everything back; what is left, by worker."""
         ...
 
 

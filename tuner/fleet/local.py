@@ -6,14 +6,16 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from tuner.engines.gpu_memory import GpuMemory
 from tuner.errors import Cancelled, StopFailed
 from tuner.fleet.fleet import Completion, Placement, WorkerInfo
 from tuner.fleet.worker import Worker
-from tuner.records import TrialSpec
+from tuner.records import Failure, TrialSpec
 
-_CLOSE_TIMEOUT_S = 60.0
+# Asking, killing, the port and the memory of the GPUs together take at most 65 s.
+_CLOSE_TIMEOUT_S = 90.0
 
 
 class LocalFleet:
@@ -21,13 +23,18 @@ class LocalFleet:
 
     Args:
         gpu_groups: the GPUs of each worker, disjoint.
+        gpu_memory: reads their memory; NVIDIA's library where none is given.
     """
 
-    def __init__(self, gpu_groups: Sequence[tuple[str, ...]]) -> None:
+    def __init__(
+        self, gpu_groups: Sequence[tuple[str, ...]], *, gpu_memory: GpuMemory | None = None
+    ) -> None:
         env = dict(os.environ)
         host = socket.gethostname()
         self._workers = {
-            f"worker-{i}": Worker(name=f"worker-{i}", gpu_ids=ids, env=env, new_session=True)
+            f"worker-{i}": Worker(
+                name=f"worker-{i}", gpu_ids=ids, env=env, new_session=True, gpu_memory=gpu_memory
+            )
             for i, ids in enumerate(gpu_groups)
         }
         self._infos = tuple(
@@ -80,33 +87,24 @@ class LocalFleet:
             return done
 
     def set_aside(self, worker: str) -> None:
-        """Give an idle worker no more work, and stop the engine it keeps.
-
-        Raises:
-            StopFailed: when something of it is left.
-        """
+        """Give a worker no more work; the engine it keeps is stopped by `release_engines`."""
         self._placement.set_aside(worker)
-        self._workers[worker].release_engine()
 
-    def release_engines(self) -> None:
-        """Stop the engines that idle workers keep between trials.
-
-        Raises:
-            StopFailed: when something of one is left.
-        """
+    def release_engines(self) -> Mapping[str, Failure]:
+        """Stop the engines that workers without work keep; what is left of them, by worker."""
         self._placement.forget()
-        for name in self._idle():
-            self._workers[name].release_engine()
+        free = [name for name in self._workers if name not in self._threads]
+        failures = {name: _failure(self._workers[name].release_engine) for name in free}
+        return {name: failure for name, failure in failures.items() if failure is not None}
 
-    def close(self) -> None:
-        """Stop what runs and wait until it is cleaned up."""
+    def close(self) -> Mapping[str, Failure]:
+        """Stop what runs, wait until it is cleaned up; what is left, by worker."""
         for worker in self._workers.values():
             worker.cancel()
         for thread in self._threads.values():
             thread.join(_CLOSE_TIMEOUT_S)
-        failures = [f for f in map(_failure_to_close, self._workers.values()) if f is not None]
-        if failures:
-            raise failures[0]
+        failures = {name: _failure(worker.close) for name, worker in self._workers.items()}
+        return {name: failure for name, failure in failures.items() if failure is not None}
 
     def _idle(self) -> list[str]:
         free = [name for name in self._workers if name not in self._threads]
@@ -122,10 +120,10 @@ class LocalFleet:
             self._completions.put(error)
 
 
-def _failure_to_close(worker: Worker) -> StopFailed | None:
-    """Close a worker; what could not be stopped is told after all had their turn."""
+def _failure(stop: Callable[[], None]) -> Failure | None:
+    """Stop something; what could not be stopped is told after all had their turn."""
     try:
-        worker.close()
+        stop()
     except StopFailed as error:
-        return error
+        return error.failure
     return None

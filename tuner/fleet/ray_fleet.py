@@ -1,121 +1,42 @@
-"""A fleet of Ray actors, each owning its GPUs; the only home of Ray."""
+"""A fleet of Ray actors, each owning its GPUs."""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
-from tuner.errors import Cancelled, InfrastructureError
+from tuner.clock import Clock, SystemClock
+from tuner.errors import Cancelled, InfrastructureError, StopFailed
 from tuner.fleet.fleet import Completion, Placement, WorkerInfo
-from tuner.fleet.worker import Worker, worker_environment
-from tuner.records import TrialResult, TrialSpec
+from tuner.fleet.ray_cluster import HEAD_PATIENCE_S, RayCluster, in_words, reason_of
+from tuner.fleet.ray_workers import (
+    ActorMaker,
+    GpuModelOf,
+    Recruits,
+    end_actor,
+    gpu_model_of,
+    start_members,
+)
+from tuner.records import Failure, FailureKind, TrialResult, TrialSpec
 
-# What Ray puts into its workers' environment and an engine would obey.
-_SET_BY_RAY = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_START_TIMEOUT_S = 120.0
-_CLOSE_TIMEOUT_S = 60.0
-_ADDRESS_TIMEOUT_S = 10.0
+# Asking, killing, the port and the memory of the GPUs together take at most 65 s.
+_CLOSE_TIMEOUT_S = 90.0
+# Without Ray, workers still hear and do what they can; whoever does not has its wardens.
+_LOST_CLOSE_TIMEOUT_S = 15.0
+_RESULT_TIMEOUT_S = 60.0
 # A fleet without any worker waits so long for the next one.
 _REPLACEMENT_TIMEOUT_S = 60.0
+_REPLACEMENT_POLL_S = 1.0
 # In all, for each worker that the fleet began with.
 _MOST_REPLACEMENTS = 3
 
-
-class _Actor:
-    """The worker as a Ray actor; `cancel` runs beside `run` (max_concurrency)."""
-
-    def __init__(self, name: str, driver_env: dict[str, str | None], niceness: int) -> None:
-        _take_priority(niceness)
-        gpu_ids = tuple(str(i) for i in ray.get_gpu_ids())
-        self._info = WorkerInfo(name, gpu_ids, socket.gethostname())
-        # Ray ends an actor's process group with the actor; an engine in a session of its own
-        # would survive that and keep its GPU.
-        self._worker = Worker(
-            name=name, gpu_ids=gpu_ids, env=worker_environment(driver_env), new_session=False
-        )
-
-    def info(self) -> WorkerInfo:
-        return self._info
-
-    def run(self, spec: TrialSpec) -> TrialResult:
-        return self._worker.run(spec)
-
-    def release_engine(self) -> None:
-        self._worker.release_engine()
-
-    def cancel(self) -> None:
-        self._worker.cancel()
-
-    def close(self) -> None:
-        self._worker.close()
-
-
-def _take_priority(niceness: int) -> None:
-    """Run, with all that is started from here, at the driver's priority where that is allowed."""
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-
-@dataclass(slots=True)
-class _Member:
-    info: WorkerInfo
-    actor: Any
-
-
-class _Recruits:
-    """Actors that take the place of lost ones, as soon as Ray has GPUs for them.
-
-    A worker's GPUs may be gone with its node, and then nobody comes; nothing waits for that but a
-    fleet that has no other worker. What kills every worker would go on for ever, so there is an
-    end.
-
-    Args:
-        gpus_per_worker: GPUs that each owns.
-        driver_env: variables that Ray sets, as the user had them.
-        most: so many in all.
-    """
-
-    def __init__(
-        self, gpus_per_worker: int, driver_env: Mapping[str, str | None], *, most: int
-    ) -> None:
-        self._gpus_per_worker = gpus_per_worker
-        self._driver_env = driver_env
-        self._left = most
-        self._coming: dict[Any, Any] = {}
-
-    def call(self, name: str) -> None:
-        """Ask for a worker of that name."""
-        if self._left > 0:
-            self._left -= 1
-            actor = _make_actor(name, self._gpus_per_worker, self._driver_env)
-            self._coming[actor.info.remote()] = actor
-
-    def arrived(self, *, timeout_s: float) -> list[_Member]:
-        """Those that are ready, waiting at most so long for the first."""
-        if not self._coming:
-            return []
-        ready, _ = ray.wait(list(self._coming), num_returns=1, timeout=timeout_s)
-        found = []
-        for reference in ready:
-            actor = self._coming.pop(reference)
-            # One that died on its way is not asked for again.
-            with suppress(RayActorError):
-                found.append(_Member(ray.get(reference), actor))
-        return found
-
-    def dismiss(self) -> None:
-        """Nobody is needed any more."""
-        for actor in self._coming.values():
-            ray.kill(actor)
-        self._coming.clear()
+_log = logging.getLogger(__name__)
 
 
 class RayFleet:
@@ -126,9 +47,13 @@ class RayFleet:
         gpus_per_worker: GPUs that each owns.
         address: of a running cluster; None starts Ray here.
         logical_gpus: how many GPUs to tell a local Ray of; None lets it count real ones.
+        model_of: says, where a worker runs, what its GPUs are; empty for not known.
+        head_patience_s: how long the cluster's head may be silent.
+        clock: tells the time.
 
     Raises:
-        InfrastructureError: when the cluster cannot hold that many workers.
+        InfrastructureError: when the cluster cannot hold that many workers, or not on GPUs of one
+            model.
     """
 
     def __init__(
@@ -138,20 +63,31 @@ class RayFleet:
         gpus_per_worker: int,
         address: str | None = None,
         logical_gpus: int | None = None,
+        model_of: GpuModelOf = gpu_model_of,
+        head_patience_s: float = HEAD_PATIENCE_S,
+        clock: Clock | None = None,
     ) -> None:
-        driver_env = {name: os.environ.get(name) for name in _SET_BY_RAY}
-        self._started_ray = _connect(address, logical_gpus=logical_gpus)
+        self._clock = clock or SystemClock()
+        maker = ActorMaker(gpus_per_worker, model_of)
+        self._cluster = RayCluster(
+            address=address,
+            logical_gpus=logical_gpus,
+            head_patience_s=head_patience_s,
+            clock=self._clock,
+        )
         try:
-            _check_resources(workers=workers, gpus_per_worker=gpus_per_worker)
-            self._members = _start_members(workers, gpus_per_worker, driver_env)
-            self._recruits = _Recruits(
-                gpus_per_worker, driver_env, most=_MOST_REPLACEMENTS * workers
-            )
-            self._names = count(workers)
-            _refuse_shared_gpus([m.info for m in self._members.values()])
+            _check_resources(self._cluster, workers=workers, gpus_per_worker=gpus_per_worker)
+            self._members = start_members(workers, maker, self._cluster)
         except BaseException:
-            self._disconnect()
+            self._cluster.disconnect()
             raise
+        self._recruits = Recruits(
+            maker,
+            self._cluster,
+            like=[member.info for member in self._members.values()],
+            most=_MOST_REPLACEMENTS * workers,
+        )
+        self._names = count(workers)
         self._placement = Placement()
         self._running: dict[Any, tuple[str, TrialSpec]] = {}
 
@@ -177,87 +113,114 @@ class RayFleet:
             InfrastructureError: when no such worker is idle.
         """
         name = self._placement.choose(spec, idle=self._idle(), avoid=avoid, only=only)
-        reference = self._members[name].actor.run.remote(spec)
+        with in_words():
+            reference = self._members[name].actor.run.remote(spec)
         self._running[reference] = (name, spec)
 
     def collect(self, *, timeout_s: float) -> list[Completion]:
         """Trials that ended, waiting at most so long for the first.
 
         A worker that died gives its trial back as lost and leaves the fleet; another one takes its
-        place as soon as there is one.
-        """
-        self._welcome(timeout_s=0.0)
-        if not self._running:
-            return []
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
-        return [self._completion(reference) for reference in ready]
-
-    def release_engines(self) -> None:
-        """Stop the engines that idle workers keep between trials; a dead worker leaves the fleet.
+        place as soon as there is one. Whether its node died with it, Ray knows after 10 to 20 s.
 
         Raises:
-            StopFailed: when something of one is left.
-            InfrastructureError: when a worker does not answer.
+            InfrastructureError: when Ray itself is gone.
         """
-        self._placement.forget()
-        self._release(self._idle())
+        self._cluster.check()
+        self._welcome(timeout_s=0.0)
+        idle = {self._members[name].watch: name for name in self._idle()}
+        ended = self._cluster.wait(
+            [*self._running, *idle], timeout_s=timeout_s if self._running else 0.0
+        )
+        for reference in ended:
+            if reference in idle:
+                _log.warning("%s", self._lose(idle[reference], _error_of(reference)))
+        return [self._completion(reference) for reference in ended if reference in self._running]
 
     def set_aside(self, worker: str) -> None:
-        """Give an idle worker no more work, and stop the engine it keeps.
-
-        Raises:
-            StopFailed: when something of it is left.
-            InfrastructureError: when the worker does not answer.
-        """
+        """Give a worker no more work; the engine it keeps is stopped by `release_engines`."""
         self._placement.set_aside(worker)
-        self._release([worker])
 
-    def _release(self, workers: Sequence[str]) -> None:
-        asked = {n: self._members[n].actor.release_engine.remote() for n in workers}
+    def release_engines(self) -> Mapping[str, Failure]:
+        """Stop the engines that workers without work keep; what is left of them, by worker.
+
+        A worker that is found dead leaves the fleet.
+        """
+        self._placement.forget()
+        busy = {name for name, _ in self._running.values()}
+        free = [name for name in self._members if name not in busy]
+        asked = {name: self._members[name].actor.release_engine.remote() for name in free}
+        failures = {}
         for name, reference in asked.items():
             try:
-                ray.get(reference, timeout=_CLOSE_TIMEOUT_S)
-            except RayActorError:
-                self._lose(name)
-            except RayTaskError as error:
-                raise _cause_of(error) from error
-            except GetTimeoutError as error:
-                raise InfrastructureError(f"{name} did not stop its engine in time") from error
+                failures[name] = _failure_to_stop(reference, timeout_s=_CLOSE_TIMEOUT_S)
+            except RayError as error:
+                self._lose(name, error)
+        return {name: failure for name, failure in failures.items() if failure is not None}
 
-    def close(self) -> None:
-        """Stop what runs, wait until it is cleaned up, end the actors."""
+    def close(self) -> Mapping[str, Failure]:
+        """Stop what runs, wait until it is cleaned up, end the actors; what is left, by worker."""
+        timeout_s = _LOST_CLOSE_TIMEOUT_S if self._cluster.is_lost else _CLOSE_TIMEOUT_S
         self._recruits.dismiss()
-        for member in self._members.values():
-            member.actor.cancel.remote()
-        if self._running:
-            ray.wait(list(self._running), num_returns=len(self._running), timeout=_CLOSE_TIMEOUT_S)
-        failures = [f for f in map(_failure_to_close, self._members.values()) if f is not None]
-        for member in self._members.values():
-            ray.kill(member.actor)
-        self._disconnect()
-        if failures:
-            raise failures[0]
+        actors = {name: member.actor for name, member in self._members.items()}
+        try:
+            for actor in actors.values():
+                actor.cancel.remote()
+            self._wait_for_all(self._running, timeout_s=timeout_s)
+            asked = {name: actor.close.remote() for name, actor in actors.items()}
+            self._wait_for_all(asked.values(), timeout_s=timeout_s)
+            failures = {name: _failure_to_close(reference) for name, reference in asked.items()}
+        finally:
+            for actor in actors.values():
+                end_actor(actor)
+            self._cluster.disconnect()
+        return {name: failure for name, failure in failures.items() if failure is not None}
+
+    def _wait_for_all(self, references: Iterable[Any], *, timeout_s: float) -> None:
+        """Who cannot be waited for is ended anyway."""
+        waited = list(references)
+        with suppress(InfrastructureError):
+            self._cluster.wait(waited, count=len(waited), timeout_s=timeout_s)
 
     def _completion(self, reference: Any) -> Completion:
         name, spec = self._running.pop(reference)
         try:
-            result: TrialResult = ray.get(reference)
-        except RayActorError as error:
-            self._lose(name)
-            return Completion(spec, name, None, f"{name} was lost: {_first_line(error)}")
+            result: TrialResult = ray.get(reference, timeout=_RESULT_TIMEOUT_S)
         except RayTaskError as error:
             cause = _cause_of(error)
             if isinstance(cause, Cancelled):
                 return Completion(spec, name, None, str(cause))
             raise cause from error
+        except RayError as error:
+            return Completion(spec, name, None, self._lose(name, error))
         return Completion(spec, name, result)
 
-    def _lose(self, name: str) -> None:
-        """Without its worker a fleet is smaller for a while; without any, it waits for the next."""
+    def _lose(self, name: str, error: RayError) -> str:
+        """Let a worker go that died, and call another; why, in words.
+
+        Without its worker a fleet is smaller for a while; without any, it waits for the next.
+
+        Raises:
+            InfrastructureError: when it was Ray itself that died.
+        """
+        member = self._members[name]
+        node, is_sure = member.info.node, isinstance(error, ActorDiedError)
+        is_node_dead = self._cluster.node_is_dead(node, is_sure=is_sure)
+        # One that only cannot be reached now would keep its GPUs for ever.
+        end_actor(member.actor)
+        is_missed = bool(self._placement.usable([name]))
         del self._members[name]
-        self._recruits.call(f"worker-{next(self._names)}")
-        if not self._members:
-            self._welcome(timeout_s=_REPLACEMENT_TIMEOUT_S)
+        if is_missed:
+            self._recruits.call(f"worker-{next(self._names)}")
+            self._await_anybody()
+        why = f"its node {member.info.host} ({node}) died" if is_node_dead else reason_of(error)
+        return "; ".join([f"{name} was lost: {why}", *self._recruits.take_refusals()])
+
+    def _await_anybody(self) -> None:
+        end_s = self._clock.now_s() + _REPLACEMENT_TIMEOUT_S
+        while not self.workers and self._recruits.are_coming and self._clock.now_s() < end_s:
+            self._cluster.check()
+            self._welcome(timeout_s=_REPLACEMENT_POLL_S)
 
     def _welcome(self, *, timeout_s: float) -> None:
         for member in self._recruits.arrived(timeout_s=timeout_s):
@@ -267,20 +230,40 @@ class RayFleet:
         busy = {name for name, _ in self._running.values()}
         return self._placement.usable(name for name in self._members if name not in busy)
 
-    def _disconnect(self) -> None:
-        if self._started_ray:
-            ray.shutdown()
 
-
-def _failure_to_close(member: _Member) -> Exception | None:
-    """Let a worker stop its engine and meter; what was left is told after all had their turn."""
+def _failure_to_close(reference: Any) -> Failure | None:
+    """What a worker left of its engine and meter, if it has said so by now."""
     try:
-        ray.get(member.actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)
+        return _failure_to_stop(reference, timeout_s=0.0)
+    except RayError:
+        return None  # its wardens end what it had
+
+
+def _failure_to_stop(reference: Any, *, timeout_s: float) -> Failure | None:
+    """What is left of the engine that a worker was asked to stop.
+
+    Raises:
+        RayError: when the worker is gone.
+    """
+    try:
+        ray.get(reference, timeout=timeout_s)
     except RayTaskError as error:
-        return _cause_of(error)
-    except (RayActorError, GetTimeoutError):
-        return None
+        cause = _cause_of(error)
+        if isinstance(cause, StopFailed):
+            return cause.failure
+        raise cause from error
+    except GetTimeoutError:
+        return Failure(FailureKind.STOP_FAILED, "the worker did not stop its engine in time")
     return None
+
+
+def _error_of(watch: Any) -> RayError:
+    """Why the call ended that ends with its actor only."""
+    try:
+        ray.get(watch)
+    except RayError as error:
+        return error
+    return RayError("its actor ended")
 
 
 def _cause_of(error: RayTaskError) -> Exception:
@@ -288,83 +271,11 @@ def _cause_of(error: RayTaskError) -> Exception:
     return error.cause if isinstance(error.cause, Exception) else error
 
 
-def _connect(address: str | None, *, logical_gpus: int | None) -> bool:
-    """Connect to Ray; whether this process did (and so must disconnect)."""
-    if ray.is_initialized():
-        return False
-    # Ray reads this before it starts; the usage report is a phone call home.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Workers, and so engines and load generators, would yield to everything else (nice 15). A
-    # cluster that runs already was started without this; see _take_priority.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True}
-    if address is None:
-        options |= {"num_gpus": logical_gpus, "include_dashboard": False}
-    else:
-        _refuse_silent_address(address)
-        options["address"] = address
-    try:
-        ray.init(logging_level="ERROR", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        raise InfrastructureError(f"cannot reach {where}: {error}") from error
-    return True
-
-
-def _refuse_silent_address(address: str) -> None:
-    """Say at once that nobody answers; Ray itself tries a wrong address for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto", or a form that only Ray knows
-    try:
-        socket.create_connection((host, int(port)), timeout=_ADDRESS_TIMEOUT_S).close()
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot reach the Ray cluster at {address}: {error.strerror or error}"
-        ) from error
-
-
-def _check_resources(*, workers: int, gpus_per_worker: int) -> None:
-    have = ray.cluster_resources().get("GPU", 0)
+def _check_resources(cluster: RayCluster, *, workers: int, gpus_per_worker: int) -> None:
+    have = cluster.gpus()
     wanted = workers * gpus_per_worker
     if have < wanted:
         raise InfrastructureError(
             f"{workers} workers with {gpus_per_worker} GPU each need {wanted} GPUs, "
             f"the Ray cluster has {have:g}; lower --gpus or --gpus-per-engine"
         )
-
-
-def _start_members(
-    workers: int, gpus_per_worker: int, driver_env: Mapping[str, str | None]
-) -> dict[str, _Member]:
-    names = [f"worker-{i}" for i in range(workers)]
-    actors = {name: _make_actor(name, gpus_per_worker, driver_env) for name in names}
-    try:
-        infos = ray.get([a.info.remote() for a in actors.values()], timeout=_START_TIMEOUT_S)
-    except (GetTimeoutError, RayActorError) as error:
-        raise InfrastructureError(
-            f"the Ray cluster did not start {workers} workers within {_START_TIMEOUT_S:g} s; "
-            f"are its GPUs in use? ({_first_line(error)})"
-        ) from error
-    return {i.name: _Member(i, actors[i.name]) for i in infos}
-
-
-def _make_actor(name: str, gpus_per_worker: int, driver_env: Mapping[str, str | None]) -> Any:
-    actor_class = ray.remote(_Actor).options(
-        num_gpus=gpus_per_worker, num_cpus=0, max_concurrency=2, max_restarts=0
-    )
-    return actor_class.remote(name, dict(driver_env), os.getpriority(os.PRIO_PROCESS, 0))
-
-
-def _refuse_shared_gpus(infos: Sequence[WorkerInfo]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for info in infos:
-        for gpu_id in info.gpu_ids:
-            if (info.host, gpu_id) in seen:
-                raise InfrastructureError(f"two workers were given GPU {gpu_id} of {info.host}")
-            seen.add((info.host, gpu_id))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from tuner.clock import Clock, SystemClock
 from tuner.engines import ProcessLauncher
+from tuner.engines.gpu_memory import GpuMemory
 from tuner.errors import Cancelled
 from tuner.keeper import EngineKeeper
 from tuner.load import ProcessMeter
@@ -24,6 +25,7 @@ class Worker:
         env: the environment engines get.
         new_session: whether engines get a session of their own (outside Ray).
         clock: tells the time.
+        gpu_memory: reads the memory of its GPUs; NVIDIA's library where none is given.
     """
 
     def __init__(
@@ -34,11 +36,16 @@ class Worker:
         env: Mapping[str, str],
         new_session: bool,
         clock: Clock | None = None,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
         self._name = name
         self._clock = clock or SystemClock()
         launcher = ProcessLauncher(
-            env=env, gpu_ids=gpu_ids, new_session=new_session, clock=self._clock
+            env=env,
+            gpu_ids=gpu_ids,
+            new_session=new_session,
+            clock=self._clock,
+            gpu_memory=gpu_memory,
         )
         self._keeper = EngineKeeper(launcher, clock=self._clock)
         self._meter = ProcessMeter()

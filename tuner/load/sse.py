@@ -14,7 +14,7 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._open_line: list[bytes] = []
         self._data: list[bytes] = []
         self._skip_line_feed = False
         self._is_start = True
@@ -39,8 +39,12 @@ class EventParser:
         self._skip_line_feed = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = (self._buffer + chunk).split(b"\n")
-        self._buffer = lines.pop()
+        # Pieces of an open line are joined once, when it ends: a long one costs no more for it.
+        lines = chunk.split(b"\n")
+        if len(lines) > 1:
+            lines[0] = b"".join((*self._open_line, lines[0]))
+            self._open_line = []
+        self._open_line.append(lines.pop())
         return lines
 
     def _take(self, line: bytes) -> None:

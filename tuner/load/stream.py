@@ -11,6 +11,9 @@ from objectives import RequestFailure
 _DONE = b"[DONE]"
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
 _BAD_FINISHES = ("error", "abort")
+_ERROR_CHARS = 500
+# No request has more; a larger count is none.
+_MOST_TOKENS = 10**9
 
 
 class AnswerStream:
@@ -69,7 +72,7 @@ class AnswerStream:
     def _carries_token(self, payload: bytes) -> bool:
         try:
             chunk = from_json(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = f"not JSON: {payload[:80]!r}"
             return False
         if not isinstance(chunk, dict):
@@ -79,20 +82,23 @@ class AnswerStream:
             return False
         choices = chunk.get("choices")
         rises = self._take_usage(chunk.get("usage"))
-        if not choices:
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return False
         choice = choices[0]
-        if choice.get("finish_reason") is not None:
-            self.finish_reason = choice["finish_reason"]
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            self.finish_reason = reason
         return _has_text(choice) if rises is None else rises
 
     def _take_usage(self, usage: Any) -> bool | None:
         """Note the server's counts; whether the completion count rose, None without usage."""
         if not isinstance(usage, dict):
             return None
-        self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
-        count = usage.get("completion_tokens")
-        if not isinstance(count, int):
+        prompt_tokens = _count(usage.get("prompt_tokens"))
+        if prompt_tokens is not None:
+            self.prompt_tokens = prompt_tokens
+        count = _count(usage.get("completion_tokens"))
+        if count is None:
             return None
         rises = count > self._usage_seen
         self._usage_seen = count
@@ -100,14 +106,28 @@ class AnswerStream:
         return rises
 
 
+def _count(value: Any) -> int | None:
+    """A number of tokens; None for whatever else a server may send in its place."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 <= value <= _MOST_TOKENS else None
+
+
 def _has_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
-    if isinstance(delta, dict):
-        return any(delta.get(field) for field in _TEXT_FIELDS) or bool(delta.get("tool_calls"))
-    return bool(choice.get("text"))
+    if not isinstance(delta, dict):
+        return _is_text(choice.get("text"))
+    calls = delta.get("tool_calls")
+    has_call = isinstance(calls, list) and bool(calls)
+    return has_call or any(_is_text(delta.get(field)) for field in _TEXT_FIELDS)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _error_text(error: Any) -> str:
-    if isinstance(error, dict):
-        return str(error.get("message") or error)[:500]
-    return str(error)[:500]
+    message = error.get("message") if isinstance(error, dict) else None
+    try:
+        return str(message or error)[:_ERROR_CHARS] or "an error without a message"
+    except ValueError:
+        return "an error that cannot be shown"  # an integer of thousands of digits

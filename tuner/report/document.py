@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from objectives import Metrics, Slo, SloCheck, pareto_front, rank_throughput_first
 from tuner.agreement import disagreements, unranked_trials
 from tuner.config import RunConfig
+from tuner.errors import StoreError
 from tuner.records import (
     EngineConfig,
     LevelResult,
@@ -20,6 +20,7 @@ from tuner.records import (
 from tuner.report.explain import bottleneck, explain, failing_targets
 from tuner.report.live import live_savings, live_warnings
 from tuner.report.workers import worker_warnings, workers_data
+from tuner.secrets import masked_named, masked_words
 from tuner.store.codec import SCHEMA_VERSION
 from tuner.verdict import (
     BASELINE,
@@ -34,9 +35,8 @@ from tuner.verdict import (
     nearest_to_holding,
     target_load,
     to_candidate,
+    why_undecided,
 )
-
-_SECRET_NAME = re.compile(r"(?i)token|key|secret|passw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class ReportInput:
         confirmations: the fresh measurements.
         canaries: of the workers.
         set_aside: workers that got no more work.
+        unclean: what of the run's engines was left on workers, in words.
         prior: what the simulator's guidance came to; None where there was none.
         probes_of: the raw requests of a confirmation.
         run_id: the folder's name.
@@ -66,6 +67,7 @@ class ReportInput:
     confirmations: Sequence[TrialRecord]
     canaries: Sequence[TrialRecord]
     set_aside: Sequence[str]
+    unclean: Sequence[str]
     prior: Mapping[str, Any] | None
     probes_of: ProbesOf
     run_id: str
@@ -77,6 +79,7 @@ class ReportInput:
 def build_document(given: ReportInput) -> dict[str, Any]:
     """The whole report as plain data."""
     slo = given.config.slo
+    _refuse_missing(given)
     cells = confirmed_cells(
         given.confirmations,
         slo=slo,
@@ -89,6 +92,9 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         mode=given.config.options.load,
     )
     decision = decide(cells, target_load=load)
+    undecided = ""
+    if decision.verdict == "infeasible":
+        undecided = why_undecided(given.records, given.confirmations)
     unranked = unranked_trials(given.records, given.confirmations)
     ranked = [r for r in given.records if r.number not in unranked]
     by_number = {record.number: record for record in given.records}
@@ -101,7 +107,8 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         "hardware": given.environment.get("hardware", {}),
         "workload": workload_data(given.config),
         # An interrupted run has no verdict before something was confirmed.
-        "verdict": decision.verdict if given.is_complete or cells else None,
+        "verdict": decision.verdict if (given.is_complete or cells) and not undecided else None,
+        "undecided": undecided or None,
         "target_load": load,
         "baseline": _baseline(decision, by_number),
         "recommendations": {
@@ -119,6 +126,17 @@ def build_document(given: ReportInput) -> dict[str, Any]:
         "cost": _cost(given),
         "warnings": _warnings(given),
     }
+
+
+def _refuse_missing(given: ReportInput) -> None:
+    """A confirmation is of a trial of the run, on a level that has its requests."""
+    numbers = {record.number for record in given.records}
+    for record in given.confirmations:
+        if record.of_trial is not None and record.of_trial not in numbers:
+            raise StoreError(
+                f"{given.run_id}: trials/{record.of_trial:04d}/trial.json is missing, though "
+                f"confirmations/{record.number:04d} measured it again"
+            )
 
 
 def slo_data(slo: Slo) -> dict[str, Any]:
@@ -177,9 +195,9 @@ def _engine(given: ReportInput) -> dict[str, Any]:
         "kind": given.engine.kind,
         "version": versions[0] if versions else None,
         "simulated": given.engine.kind == "simulated",
-        "command": list(given.engine.command),
-        "fixed": dict(given.engine.fixed),
-        "env": {n: v for n, v in given.engine.env.items() if not _SECRET_NAME.search(n)},
+        "command": masked_words(given.engine.command),
+        "fixed": masked_named(given.engine.fixed),
+        "env": masked_named(given.engine.env),
         "gpus_per_engine": given.engine.tensor_parallel_size,
     }
 
@@ -244,7 +262,7 @@ def _recommendation(
     return {
         **_measured_cell(cell, record),
         "trial": cell.trial,
-        "launch_command": list(record.command),
+        "launch_command": masked_words(record.command),
         "confirmed": cell.holds is True,
         "vs_baseline": {
             "throughput_ratio": recommendation.throughput_ratio,
@@ -267,7 +285,7 @@ def _best_unconfirmed(records: Sequence[TrialRecord]) -> dict[str, Any] | None:
         "settings": dict(record.settings),
         "load": ranked[0].best_level.load if ranked[0].best_level else None,
         "output_tokens_per_s": ranked[0].throughput,
-        "launch_command": list(record.command),
+        "launch_command": masked_words(record.command),
     }
 
 
@@ -279,7 +297,7 @@ def _nearest(records: Sequence[TrialRecord]) -> dict[str, Any] | None:
     return {
         **_measured_level(level, record),
         "trial": record.number,
-        "launch_command": list(record.command),
+        "launch_command": masked_words(record.command),
         "limited_by": f"{failing_targets(level.checks)}; "
         f"{bottleneck(level.metrics, record.settings)}",
     }
@@ -374,6 +392,7 @@ def _warnings(given: ReportInput) -> list[str]:
         warnings.append("SIMULATED: these figures come from the simulated engine, not from vLLM")
     if not given.is_complete:
         warnings.append("the run was interrupted before its end; `tune resume` goes on with it")
+    warnings += given.unclean
     warnings += [d.text for d in disagreements(given.records, given.confirmations)]
     warnings += live_warnings(given.records)
     warnings += worker_warnings(

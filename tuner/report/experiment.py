@@ -8,6 +8,7 @@ import yaml
 
 from tuner.engines import merged_settings
 from tuner.records import EngineConfig, LevelResult, TrialRecord
+from tuner.secrets import masked_named
 from tuner.verdict import best_level
 from tuner.workloads import Workload
 
@@ -37,7 +38,7 @@ def experiment_sheet(
             "long_prompt_ratio": _long_share(workload),
             "max_tokens": max(c.output_tokens[1] for c in workload.classes),
         },
-        "server_args": dict(merged_settings(engine, record.settings)),
+        "server_args": masked_named(merged_settings(engine, record.settings)),
         "metrics": _metrics(level),
     }
     return yaml.safe_dump(sheet, sort_keys=False, allow_unicode=True).encode()

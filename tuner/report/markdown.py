@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,12 @@ from tuner.report.phrases import (
 )
 from tuner.report.prior import prior_text
 
+_CONTROLS = re.compile(
+    "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+_MARKUP = re.compile(r"[`\[\]\\]")
+# A bar would end a table's cell, also in code.
+_NO_CODE = re.compile(r"[`<>&\\|]")
 _DEFINITIONS = (
     "TTFT: first token minus the moment a free slot took the request (concurrency) or its planned "
     "send time (rate). TPOT: (last token - first token) / (output tokens - 1). ITL: gaps between "
@@ -51,13 +58,16 @@ def _head(document: Mapping[str, Any]) -> str:
         "",
         f"- SLO: `{document['slo']['canonical']}`",
         f"- Verdict: **{verdict_text(document)}**",
-        f"- Model: `{_safe(document['model'])}`, engine {document['engine']['kind']} "
-        f"{document['engine']['version'] or ''}".rstrip(),
-        f"- Workload: {document['workload']['name']}, load by {document['workload']['load_mode']}",
+        f"- Model: {_code(document['model'])}, engine {document['engine']['kind']} "
+        f"{_safe(document['engine']['version'] or '')}".rstrip(),
+        (
+            f"- Workload: {_safe(document['workload']['name'])}, "
+            f"load by {document['workload']['load_mode']}"
+        ),
         f"- Cost: {cost_text(document)}",
     ]
     for text in (saving_text(document), prior_text(document)):
-        lines += [f"- {text[0].upper()}{text[1:]}"] if text else []
+        lines += [f"- {_safe(text[0].upper() + text[1:])}"] if text else []
     return "\n".join(lines)
 
 
@@ -84,12 +94,12 @@ def _summary(document: Mapping[str, Any]) -> str:
 def _recommendation(name: str, found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
-    lines = [f"## {name.capitalize()}", "", "```sh", command_text(found["launch_command"]), "```"]
+    lines = [f"## {name.capitalize()}", "", *_fenced(command_text(found["launch_command"]))]
     lines += ["", *(f"- {_safe(text)}" for text in found["explanation"])]
     head = ("target", "observed", "ratio", "95 % interval", "holds")
     body = [
         (
-            f"`{check['target']}`",
+            _code(check["target"]),
             number_text(check["observed"]),
             number_text(check["ratio"], digits=2),
             f"{number_text(check['low'])} to {number_text(check['high'])}",
@@ -99,7 +109,7 @@ def _recommendation(name: str, found: Mapping[str, Any] | None) -> str:
     ]
     class_rows = [
         (
-            class_name,
+            _safe(class_name),
             str(metrics["n_requests"]),
             number_text(metrics["p95_ttft_ms"], "ms"),
             number_text(metrics["p95_tpot_ms"], "ms"),
@@ -116,7 +126,7 @@ def _nearest(document: Mapping[str, Any]) -> str:
     if nearest is None:
         return ""
     return (
-        f"## Nearest\n\nTrial {nearest['trial']} ({settings_text(nearest['settings'])}) at "
+        f"## Nearest\n\nTrial {nearest['trial']} ({_safe(settings_text(nearest['settings']))}) at "
         f"{load_text(nearest['load'])}, limited by {_safe(nearest['limited_by'])}."
     )
 
@@ -142,8 +152,8 @@ def _trials(document: Mapping[str, Any]) -> str:
         body.append(
             (
                 str(trial["number"]),
-                trial["label"] or trial["origin"],
-                f"`{settings_text(trial['settings'])}`",
+                _safe(trial["label"] or trial["origin"]),
+                _code(settings_text(trial["settings"])),
                 trial["fidelity"] if trial.get("is_ranked", True) else "live, not ranked",
                 number_text(trial["capacity"]),
                 number_text(metrics.get("output_tokens_per_s")),
@@ -229,5 +239,23 @@ def _verdict_word(holds: bool | None) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text from outside that must not become markup."""
-    return text.replace("<", "&lt;").replace("\n", " ")
+    """Text from outside that must not become markup, in one line."""
+    text = _one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\g<0>", text).replace("|", "&#124;")
+
+
+def _code(text: str) -> str:
+    """A name in the type of code; one that could leave it, or be HTML, as plain text."""
+    text = _one_line(text)
+    return _safe(text) if not text or _NO_CODE.search(text) else f"`{text}`"
+
+
+def _fenced(text: str) -> list[str]:
+    """A block of code that nothing in the text can end."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}sh", _CONTROLS.sub(" ", text), fence]
+
+
+def _one_line(text: str) -> str:
+    return _CONTROLS.sub(" ", text).replace("\n", " ")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.durations import format_duration
+from tuner.secrets import shell_words
 
 SIMULATED_MARK = "SIMULATED"
 SIMULATED_TEXT = "SIMULATED: figures from the simulated engine, not from vLLM"
@@ -43,6 +43,8 @@ def trial_name(label: str, origin: str, settings: Mapping[str, Any]) -> str:
 def verdict_text(document: Mapping[str, Any]) -> str:
     """The verdict in one sentence."""
     verdict = document["verdict"]
+    if verdict is None and document.get("undecided"):
+        return f"none: {document['undecided']}"
     if verdict is None:
         return "none yet: the run was interrupted before its finalists were measured again"
     if verdict == "infeasible":
@@ -73,8 +75,8 @@ def _gain(recommendation: Mapping[str, Any]) -> str:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """A command to copy into a shell."""
-    return shlex.join(words)
+    """A command to copy into a shell; masked secrets are read from the environment."""
+    return " ".join(shell_words(words))
 
 
 def cost_text(document: Mapping[str, Any]) -> str:

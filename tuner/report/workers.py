@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tuner.canary import WorkerSpeed, worker_speeds
+from tuner.events import NOT_CLEAN, WORKER_QUARANTINED
 from tuner.records import TrialRecord
 
 
@@ -40,6 +41,21 @@ def worker_warnings(
         elif not 1 / (1 + tolerance) <= speed.drift <= 1 + tolerance:
             warnings.append(_drift_text(speed))
     return warnings
+
+
+def unclean_texts(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What was left of engines on workers, from the run's events."""
+    texts = []
+    for event in events:
+        if event["event"] == WORKER_QUARANTINED:
+            gpus = ", ".join(event["gpu_ids"])
+            texts.append(
+                f"{event['worker']} (GPU {gpus}) was put in quarantine and measured nothing more: "
+                f"{event['reason']}"
+            )
+        elif event["event"] == NOT_CLEAN:
+            texts.append(f"not clean after the run, {event['worker']}: {event['reason']}")
+    return texts
 
 
 def _set_aside_text(speed: WorkerSpeed, records: Sequence[TrialRecord]) -> str:

@@ -1,5 +1,6 @@
 """Processes and files that a misbehaving engine leaves behind."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -29,8 +30,8 @@ class EngineChildren:
 
     def __init__(self, faults: FaultPlan) -> None:
         self._core: subprocess.Popen[bytes] | None = None
-        if "leak_shm" in faults:
-            _leak_shared_memory()
+        # Mapped as long as this lives, as by whoever shares memory.
+        self._leak = _leak_shared_memory() if "leak_shm" in faults else None
         if "engine_core_child" in faults:
             # The first word is only what `ps` shows.
             command = ["VLLM::EngineCore", "-S", "-c", _SLEEPER]
@@ -48,6 +49,8 @@ class EngineChildren:
             self._core = None
 
 
-def _leak_shared_memory() -> None:
+def _leak_shared_memory() -> mmap.mmap:
     path = Path("/dev/shm") / f"psm_{os.getpid()}_simulated"  # noqa: S108 - the leak is the point
     path.write_bytes(bytes(_SHM_BYTES))
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), _SHM_BYTES)

@@ -60,6 +60,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = (
     # Single answers.
     FaultKind("error_in_stream", _SHARE, "an error object inside the stream, then [DONE]"),
     FaultKind("http_500", _SHARE, "HTTP 500"),
+    FaultKind("http_500_under_load", _COUNT, "after N requests every answer is HTTP 500"),
     FaultKind("http_503", _SHARE, "HTTP 503"),
     FaultKind("http_404", _NONE, "every completion answers HTTP 404"),
     FaultKind("truncate_stream", _SHARE, "connection closed half-way, no [DONE]"),

@@ -312,6 +312,8 @@ class EngineServer:
             raise BadRequest("The model does not exist (--fault http_404).", status=404)
         if faults.hits("http_500"):
             raise BadRequest("Internal server error (--fault http_500).", status=500)
+        if faults.due("http_500_under_load", n_requests=self._n_requests):
+            raise BadRequest("Internal server error (--fault http_500_under_load).", status=500)
         if faults.hits("http_503"):
             raise BadRequest("The server is overloaded (--fault http_503).", status=503)
 

@@ -47,6 +47,18 @@ def append_line(path: Path, line: bytes) -> None:
         raise store_error(path, error) from error
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        StoreError: when it is missing, no file, or may not be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
 def store_error(path: Path, error: OSError) -> StoreError:
     """What went wrong with a file, in words for the user."""
     return StoreError(f"{path}: cannot be written: {error.strerror or error}")

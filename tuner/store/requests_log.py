@@ -5,18 +5,45 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from objectives import Probe, RequestFailure, RequestRecord, RequestRole
 from tuner.records import LevelResult
+from tuner.store.codec import MOST, first_problem
 
 REQUESTS_LOG = "requests.jsonl"
+
+_Number = Annotated[float, Field(strict=True, ge=-MOST, le=MOST)]
+_Count = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
+
+
+class _Line(BaseModel):
+    """A request as the log has it."""
+
+    load: _Number
+    seed: _Count
+    index: _Count
+    traffic_class: str = Field(alias="class")
+    role: RequestRole
+    scheduled_s: _Number
+    sent_s: _Number | None
+    first_token_s: _Number | None
+    last_token_s: _Number | None
+    end_s: _Number
+    prompt_tokens: _Count | None
+    output_tokens: _Count | None
+    planned_output_tokens: _Count
+    failure: RequestFailure | None
+    message: str
+    itl_ms: list[_Number]
 
 
 def request_lines(probe: Probe) -> bytes:
     """JSON lines of every request of a probe; times in seconds since the probe's start."""
     lines = (json.dumps(_request(probe, r), ensure_ascii=False) for r in probe.records)
-    return "".join(f"{line}\n" for line in lines).encode()
+    return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
 
 
 def _request(probe: Probe, record: RequestRecord) -> dict[str, Any]:
@@ -49,12 +76,16 @@ def read_probes(lines: bytes, levels: Sequence[LevelResult]) -> list[Probe]:
     """The probes of a trial again, from its request log and its levels.
 
     Raises:
-        ValueError: when a line is no request.
+        ValueError: when a line is no request, or requests of a level are missing.
     """
     records: dict[tuple[float, int], list[RequestRecord]] = {}
-    for line in lines.splitlines():
-        data = json.loads(line)
-        records.setdefault((data["load"], data["seed"]), []).append(_record(data))
+    for data in _lines(lines):
+        records.setdefault((data.load, data.seed), []).append(_record(data))
+    for level in levels:
+        found = len(records.get((level.load.value, level.seed), ()))
+        # Fewer than were sent would be judged as if they were all; none is a log left out.
+        if 0 < found < level.requests:
+            raise ValueError(f"has {found} of {level.requests} requests at {level.load}")
     return [
         Probe(
             load=level.load,
@@ -78,26 +109,36 @@ def read_requests(lines: bytes) -> list[RequestRecord]:
     Raises:
         ValueError: when a line is no request.
     """
-    return [_record(json.loads(line)) for line in lines.splitlines()]
+    return [_record(data) for data in _lines(lines)]
 
 
-def _record(data: dict[str, Any]) -> RequestRecord:
-    first_s = data["first_token_s"]
-    gaps_s = (gap / 1000 for gap in data["itl_ms"])
+def _lines(content: bytes) -> list[_Line]:
+    lines = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        try:
+            lines += [_Line.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
+            raise ValueError(f"line {number}: {first_problem(error)}") from error
+    return lines
+
+
+def _record(data: _Line) -> RequestRecord:
+    first_s = data.first_token_s
+    gaps_s = (gap / 1000 for gap in data.itl_ms)
     times = () if first_s is None else tuple(itertools.accumulate(gaps_s, initial=first_s))
     return RequestRecord(
-        index=data["index"],
-        traffic_class=data["class"],
-        role=RequestRole(data["role"]),
-        scheduled_s=data["scheduled_s"],
-        sent_s=data["sent_s"],
+        index=data.index,
+        traffic_class=data.traffic_class,
+        role=data.role,
+        scheduled_s=data.scheduled_s,
+        sent_s=data.sent_s,
         first_token_s=first_s,
-        last_token_s=data["last_token_s"],
-        end_s=data["end_s"],
-        prompt_tokens=data["prompt_tokens"],
-        output_tokens=data["output_tokens"],
-        planned_output_tokens=data["planned_output_tokens"],
+        last_token_s=data.last_token_s,
+        end_s=data.end_s,
+        prompt_tokens=data.prompt_tokens,
+        output_tokens=data.output_tokens,
+        planned_output_tokens=data.planned_output_tokens,
         chunk_times_s=times,
-        failure=RequestFailure(data["failure"]) if data["failure"] else None,
-        message=data["message"],
+        failure=data.failure,
+        message=data.message,
     )

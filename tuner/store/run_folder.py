@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -18,8 +18,10 @@ from objectives import Probe
 from tuner.clock import Clock
 from tuner.errors import StoreError
 from tuner.records import RecordKind, TrialRecord
+from tuner.secrets import masked_bytes, masked_data, masked_json_lines, masked_words, shell_words
 from tuner.store.codec import dump_json, load_json, read_trial, trial_document
-from tuner.store.files import append_line, store_error, write_atomic
+from tuner.store.documents import check_document, check_event
+from tuner.store.files import append_line, read_file, store_error, write_atomic
 from tuner.store.requests_log import REQUESTS_LOG, read_probes
 
 CONFIG = "config.yaml"
@@ -46,6 +48,7 @@ class RunFolder:
         self.path = path
         self._clock = clock
         self._lock: IO[bytes] | None = None
+        self._secrets: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, runs_dir: Path, *, name: str, clock: Clock) -> RunFolder:
@@ -127,6 +130,10 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    def hide(self, secrets: Sequence[str]) -> None:
+        """Mask these values in all that is written from now on."""
+        self._secrets = tuple(secrets)
+
     def write_config(self, data: Mapping[str, Any]) -> None:
         """Keep the resolved configuration."""
         text = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
@@ -142,9 +149,10 @@ class RunFolder:
 
     def add_event(self, kind: str, **details: Any) -> None:
         """Append to the one stream of all that happened."""
-        event = {"at": _stamp(self._clock.utc_now()), "event": kind, **details}
+        hidden = masked_data(details, self._secrets)
+        event = {"at": _stamp(self._clock.utc_now()), "event": kind, **hidden}
         line = json.dumps(event, ensure_ascii=False, default=str)
-        append_line(self.path / EVENTS, f"{line}\n".encode())
+        append_line(self.path / EVENTS, f"{line}\n".encode(errors="backslashreplace"))
 
     def write_trial(
         self, record: TrialRecord, *, files: Mapping[str, bytes], kind: RecordKind
@@ -155,10 +163,11 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise store_error(folder, error) from error
+        record = replace(record, command=tuple(masked_words(record.command, self._secrets)))
         write_atomic(folder / "command.sh", command_script(record.command))
         for name, content in files.items():
-            write_atomic(folder / name, content)
-        write_atomic(folder / _TRIAL, trial_document(record))
+            write_atomic(folder / name, self._masked_file(name, content))
+        write_atomic(folder / _TRIAL, trial_document(record, secrets=self._secrets))
 
     def trials(self, *, kind: RecordKind = "trials") -> list[TrialRecord]:
         """Every finished trial of a kind, by number.
@@ -168,13 +177,13 @@ class RunFolder:
         """
         folder = self.path / kind
         documents = sorted(folder.glob(f"*/{_TRIAL}")) if folder.exists() else []
-        records = [read_trial(path.read_bytes(), where=str(path)) for path in documents]
+        records = [_stored_trial(path) for path in documents]
         return sorted(records, key=lambda r: r.number)
 
     def artifact(self, record: TrialRecord, name: str, *, kind: RecordKind) -> bytes | None:
         """A file of a trial's folder; None where it has none of that name."""
         path = self._trial_folder(record.number, kind=kind) / name
-        return path.read_bytes() if path.is_file() else None
+        return read_file(path) if path.is_file() else None
 
     def probes(self, record: TrialRecord, *, kind: RecordKind) -> list[Probe]:
         """The probes of a trial with every request; empty where its log was left out.
@@ -186,9 +195,10 @@ class RunFolder:
         path = folder / REQUESTS_LOG
         if not path.exists():
             return []
+        content = read_file(path)
         try:
-            return read_probes(path.read_bytes(), record.levels)
-        except (ValueError, KeyError, TypeError) as error:
+            return read_probes(content, record.levels)
+        except ValueError as error:
             raise StoreError(f"{path}: is damaged ({error})") from error
 
     def write_file(self, name: str, content: bytes) -> Path:
@@ -208,21 +218,32 @@ class RunFolder:
             StoreError: when it is missing or damaged.
         """
         path = self.path / name
-        try:
-            return load_json(path.read_bytes(), where=str(path))
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        data = load_json(read_file(path), where=str(path))
+        check_document(name, data, where=str(path))
+        return data
 
     def events(self) -> Iterable[dict[str, Any]]:
-        """Every event; a last line that an interrupted write left open is skipped."""
+        """Every event; a line that an interrupted write tore is skipped.
+
+        Raises:
+            StoreError: when a whole line is no event.
+        """
         path = self.path / EVENTS
         if not path.exists():
             return
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        lines = read_file(path).decode("utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, start=1):
             try:
-                yield json.loads(line)
-            except ValueError:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            check_event(event, where=f"{path}:{number}")
+            yield event
+
+    def _masked_file(self, name: str, content: bytes) -> bytes:
+        if name == REQUESTS_LOG:
+            return masked_json_lines(content, self._secrets)
+        return masked_bytes(content, self._secrets) if name.endswith(".log") else content
 
     def _trial_folder(self, number: int, *, kind: RecordKind) -> Path:
         return self.path / kind / f"{number:04d}"
@@ -230,7 +251,14 @@ class RunFolder:
 
 def command_script(command: Sequence[str]) -> bytes:
     """A shell script with the command that was measured."""
-    return f"#!/bin/sh\nexec {shlex.join(command)}\n".encode()
+    return f"#!/bin/sh\nexec {' '.join(shell_words(command))}\n".encode()
+
+
+def _stored_trial(path: Path) -> TrialRecord:
+    record = read_trial(read_file(path), where=str(path))
+    if path.parent.name != f"{record.number:04d}":
+        raise StoreError(f"{path}: says that it is trial {record.number}, which its folder is not")
+    return record
 
 
 def _stamp(moment: datetime) -> str:

@@ -25,6 +25,10 @@ def _rising(values: tuple[float, ...]) -> bool:
 
 Length = Annotated[int, Field(ge=1, le=10_000_000)]
 LengthRange = Annotated[tuple[Length, Length], BeforeValidator(_as_range)]
+# Far above any engine or patience, far below where floats and clocks lose sense.
+_MOST_LOAD = 1e6
+_MOST_REQUESTS = 10**7
+_MOST_S = 1e9
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -37,7 +41,7 @@ class ClassModel(BaseModel):
     kind: Kind = "question"
     prompt_tokens: LengthRange
     output_tokens: LengthRange
-    shared_prefix_tokens: int = Field(default=0, ge=0)
+    shared_prefix_tokens: int = Field(default=0, ge=0, le=10_000_000)
 
     @model_validator(mode="after")
     def _ranges_rise(self) -> Self:
@@ -59,16 +63,18 @@ class WorkloadModel(BaseModel):
     levels: Annotated[
         tuple[Annotated[int, Field(ge=1, le=100_000)], ...] | None, Field(min_length=1)
     ] = None
-    rates: Annotated[tuple[Annotated[float, Field(gt=0)], ...] | None, Field(min_length=1)] = None
-    target_load: float | None = Field(default=None, gt=0)
-    requests: int | None = Field(default=None, ge=1)
-    min_requests: int = Field(default=160, ge=1)
-    requests_per_slot: int = Field(default=4, ge=1)
+    rates: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=_MOST_LOAD)], ...] | None, Field(min_length=1)
+    ] = None
+    target_load: float | None = Field(default=None, gt=0, le=_MOST_LOAD)
+    requests: int | None = Field(default=None, ge=1, le=_MOST_REQUESTS)
+    min_requests: int = Field(default=160, ge=1, le=_MOST_REQUESTS)
+    requests_per_slot: int = Field(default=4, ge=1, le=_MOST_REQUESTS)
     ignore_eos: bool = True
     endpoint: Endpoint = "chat"
-    temperature: float = Field(default=0.0, ge=0)
-    request_timeout_s: float = Field(default=300.0, gt=0)
-    stall_timeout_s: float = Field(default=60.0, gt=0)
+    temperature: float = Field(default=0.0, ge=0, le=1000)
+    request_timeout_s: float = Field(default=300.0, gt=0, le=_MOST_S)
+    stall_timeout_s: float = Field(default=60.0, gt=0, le=_MOST_S)
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

@@ -1,0 +1,117 @@
+"""`kill -9` of the driver, again and again: no trial lost, none doubled, no engine left."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.conftest import Tally
+from tests.chaos.invariants import MARK, Scene, assert_whole, scene
+from tests.e2e.commands import TUNE, report_of, small_config
+from tests.fakes import engine_wrapper
+from tests.fakes.processes import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+WRAPPER = str(Path(engine_wrapper.__file__))
+_SEED = 20261130
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A place where nothing may be left."""
+    with scene(tmp_path, monkeypatch) as here:
+        # Ray's sockets need a short path.
+        monkeypatch.delenv("TMPDIR")
+        yield here
+
+
+def _config(here: Scene, *, fleet: str, trials: int) -> Path:
+    return small_config(
+        here.folder,
+        engine={
+            "kind": "simulated",
+            "command": [sys.executable, WRAPPER, str(here.launches), "serve"],
+            "env": {MARK: here.mark},
+        },
+        engine_arg={"profile": "demo", "max_model_len": 4096, "startup_s": 0.1},
+        fleet=fleet,
+        trials=trials,
+        prior=False,
+        space={
+            "parameters": {
+                "max_num_seqs": {"choice": [2, 4, 8, 16, 32]},
+                "max_num_batched_tokens": {"choice": [256, 512, 1024, 2048]},
+            }
+        },
+        workload={
+            "classes": {"short": {"share": 1.0, "prompt_tokens": [20, 40], "output_tokens": 4}},
+            "levels": [2],
+            "requests": 8,
+        },
+        confirm={"replicates": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fleet", "kills", "moments_s", "trials"),
+    [("local", 20, (1.5, 9.0), 16), ("ray", 2, (9.0, 15.0), 12)],
+)
+def test_a_driver_killed_at_random_moments_loses_no_trial(
+    here: Scene,
+    tally: Tally,
+    fleet: str,
+    kills: int,
+    moments_s: tuple[float, float],
+    trials: int,
+) -> None:
+    """Each time it is resumed; what was recorded stays to the byte, and the report has it all."""
+    draw = random.Random(_SEED)
+    config = _config(here, fleet=fleet, trials=trials)
+    kept: dict[Path, bytes] = {}
+    for _ in range(kills):
+        _start_and_kill(here, config, after_s=draw.uniform(*moments_s))
+        wait_until(lambda: not here.processes(), "the end of the engines of a killed driver")
+        for path, content in kept.items():
+            assert path.read_bytes() == content
+        kept = {path: path.read_bytes() for path in here.folder.glob("runs/*/*/*/trial.json")}
+        for run in here.folder.glob("runs/*"):
+            if (run / "config.yaml").exists():
+                assert_whole(run, is_finished=False)
+    done = subprocess.run(_words(here, config), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [run] = (here.folder / "runs").iterdir()
+    assert kept
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert_whole(run, is_finished=True)
+    document = report_of(run)
+    assert len(document["trials"]) == trials
+    assert document["run"]["resumed"] is True
+    settings = [tuple(sorted(t["settings"].items())) for t in document["trials"]]
+    assert len(set(settings)) == trials
+    tally.add(runs=1, drivers_killed=kills, launches=len(here.ports()))
+
+
+def _words(here: Scene, config: Path) -> list[str]:
+    """Begin, or go on with what there is."""
+    for run in here.folder.glob("runs/*"):
+        if (run / "config.yaml").exists():
+            return [*TUNE, "resume", str(run)]
+    return [*TUNE, "run", "--config", str(config)]
+
+
+def _start_and_kill(here: Scene, config: Path, *, after_s: float) -> None:
+    log = here.folder / "tune.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(_words(here, config), stdout=output, stderr=output)
+    time.sleep(after_s)
+    assert process.poll() is None, f"over before it could be killed: {log.read_text()}"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
