@@ -27,6 +27,18 @@ def test_a_held_signal_is_noted_and_raised_where_asked(number: signal.Signals) -
     assert signal.getsignal(number) == before
 
 
+def test_the_second_signal_leaves_at_once_and_an_echo_of_the_first_does_not() -> None:
+    """A press that arrives twice within a moment is one; a later one does not wait any more."""
+    left: list[str] = []
+    times_s = iter([10.0, 10.2, 12.0])
+    with HeldInterrupts(leave=lambda: left.append("now"), now_s=lambda: next(times_s)):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert left == []
+        signal.raise_signal(signal.SIGTERM)
+        assert left == ["now"]
+
+
 def test_a_signal_is_let_through_where_waits_are_long() -> None:
     """Inside it interrupts at once; afterwards it is held again."""
     with HeldInterrupts() as interrupts:

@@ -215,6 +215,7 @@ class EngineKeeper:
             endpoint=spec.workload.endpoint,
             log_path=log_path,
             channel_parent=None if live is None else _channel_parent(live, folder),
+            folder=folder,
         )
         try:
             engine = self._launcher.launch(request, is_cancelled=is_cancelled)

@@ -61,6 +61,8 @@ def _probe_spec(
     return ProbeSpec(
         base_url=engine.base_url,
         model=engine.served_name,
+        # The OpenAI client wants one, also where the engine does not.
+        api_key=spec.engine.api_key or "none",
         workload=spec.workload,
         ratios=ratios,
         seed=point.seed,

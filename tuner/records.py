@@ -159,6 +159,11 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     control_timeout_s: float = 30.0
 
+    @property
+    def api_key(self) -> str:
+        """The bearer token that its API asks for; empty where it asks for none."""
+        return str(self.fixed.get("api_key") or self.env.get("VLLM_API_KEY") or "")
+
 
 @dataclass(frozen=True, slots=True)
 class LiveLimits:

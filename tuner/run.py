@@ -148,12 +148,14 @@ def start_run(
     """
     config = plan.config
     folder = RunFolder.create(config.options.runs_dir, name=config.options.name, clock=clock)
-    folder.lock()
-    folder.write_config(config.to_data())
-    folder.write_environment(
-        describe_environment(created_at=clock.utc_now(), seed=config.options.seed, command=command)
-    )
-    return _work(plan, folder, clock=clock, listeners=listeners)
+    with folder.locked():
+        folder.write_config(config.to_data())
+        folder.write_environment(
+            describe_environment(
+                created_at=clock.utc_now(), seed=config.options.seed, command=command
+            )
+        )
+        return _work(plan, folder, clock=clock, listeners=listeners)
 
 
 def resume_run(path: Path, *, clock: Clock, listeners: Sequence[Listener]) -> RunResult:
@@ -163,11 +165,11 @@ def resume_run(path: Path, *, clock: Clock, listeners: Sequence[Listener]) -> Ru
         TunerError: when it is no run, is in use, or cannot go on.
     """
     folder = RunFolder.open(path, clock=clock)
-    folder.lock()
-    if any(event["event"] == _FINISHED for event in folder.events()):
-        return RunResult(report_of(path, clock=clock), path, is_interrupted=False)
-    plan = make_plan(read_config(path), is_stored=True)
-    return _work(plan, folder, clock=clock, listeners=listeners)
+    with folder.locked():
+        if any(event["event"] == _FINISHED for event in folder.events()):
+            return RunResult(report_of(path, clock=clock), path, is_interrupted=False)
+        plan = make_plan(read_config(path), is_stored=True)
+        return _work(plan, folder, clock=clock, listeners=listeners)
 
 
 def read_config(path: Path) -> RunConfig:
@@ -255,7 +257,6 @@ def _work(
         finally:
             tell(Event(SESSION_ENDED, {"wall_s": round(clock.now_s() - started_s, 3)}))
         document = write_report(folder, config=plan.config, engine=engine)
-        folder.unlock()
     return RunResult(document, folder.path, is_interrupted)
 
 

@@ -92,7 +92,27 @@ def verify_run(
         KeyboardInterrupt: when stopped; the engines are gone then.
     """
     folder = RunFolder.open(path, clock=clock)
-    folder.lock()
+    with folder.locked():
+        return _verify(
+            folder,
+            policy=policy,
+            clock=clock,
+            listeners=listeners,
+            command=command,
+            fleet_of=fleet_of,
+        )
+
+
+def _verify(
+    folder: RunFolder,
+    *,
+    policy: Policy,
+    clock: Clock,
+    listeners: Sequence[Listener],
+    command: Sequence[str],
+    fleet_of: MakeFleet,
+) -> Verification:
+    path = folder.path
     config = read_config(path)
     # Comparisons want pairs on one worker, so there is one.
     plan = replace(make_plan(config, is_stored=True), workers=1)
@@ -113,7 +133,6 @@ def verify_run(
     written = folder.write_file(
         f"{VERIFICATIONS}/{stamp}-{policy.value}-{earlier + 1}.json", dump_json(result)
     )
-    folder.unlock()
     return Verification(result, written)
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.chaos import chaotic_engine
 from tests.chaos.conftest import Tally
-from tests.chaos.invariants import MARK, Scene, assert_whole, scene
+from tests.chaos.invariants import Scene, assert_whole, scene
+from tests.chaos.runs import run_config, the_run
 from tuner.clock import SystemClock
-from tuner.config import Option, load_config
 from tuner.errors import TunerError
 from tuner.run import RunResult, make_plan, start_run
 
-CHAOTIC = str(Path(chaotic_engine.__file__))
 # A long campaign: CHAOS_RUNS=100 pytest tests/chaos/test_whole_runs.py
 SEEDS = range(int(os.environ.get("CHAOS_RUNS", "3")))
 
@@ -34,59 +30,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         yield here
 
 
-def _run(here: Scene, *, seed: int, share: float) -> RunResult:
-    command = [sys.executable, CHAOTIC, str(here.launches), str(seed), str(share), "serve"]
-    data: dict[str, Any] = {
-        "slo": "p50_ttft=8s,p50_tpot=800ms,error_rate=5%",
-        "engine": {
-            "kind": "simulated",
-            "command": command,
-            "env": {MARK: here.mark},
-            "start_timeout_s": 10,
-            "start_silence_s": 3,
-            "control_timeout_s": 2,
-        },
-        "engine_arg": {"profile": "demo", "max_model_len": 4096, "startup_s": 0.1},
-        "gpus": 2,
-        "fleet": "local",
-        "trials": 5,
-        "seed": seed,
-        "prior": False,
-        "workload": {
-            "classes": {
-                "short": {"share": 1.0, "prompt_tokens": [20, 40], "output_tokens": 6},
-            },
-            "levels": [2],
-            "requests": 10,
-            "stall_timeout_s": 2,
-        },
-        "space": {
-            "parameters": {
-                "max_num_seqs": {"choice": [2, 4, 8]},
-                "max_num_batched_tokens": {"choice": [256, 1024]},
-            }
-        },
-        "confirm": {"replicates": 2},
-        "meter": {"max_lag_ms": 5000, "max_late_share": 0.9},
-        "runs_dir": str(here.folder / "runs"),
-    }
-    options = [Option((key,), value, f"--{key}") for key, value in data.items()]
-    config = load_config(file=None, options=options, allow_default_file=False)
-    return start_run(make_plan(config), clock=SystemClock(), listeners=[], command=["chaos"])
-
-
-def _the_run(here: Scene) -> Path:
-    [run] = (here.folder / "runs").iterdir()
-    return run
-
-
 def _outcome(here: Scene, tally: Tally, *, seed: int, share: float) -> RunResult | None:
     """A run, and what holds after it; None where it said why it cannot go on."""
     result: RunResult | None = None
     # Six trials that all fail alike, or no worker left, are reasons to stop.
     with suppress(TunerError):
-        result = _run(here, seed=seed, share=share)
-    assert_whole(_the_run(here), is_finished=result is not None)
+        plan = make_plan(run_config(here, seed=seed, share=share))
+        result = start_run(plan, clock=SystemClock(), listeners=[], command=["chaos"])
+    assert_whole(the_run(here), is_finished=result is not None)
     assert list(here.scratch.iterdir()) == []
     tally.add(runs=1, launches=len(here.ports()), faults=len(here.faults()))
     return result

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,26 @@ def test_ctrl_c_under_ray_leaves_no_actor_and_no_engine(tmp_path: Path) -> None:
     code, _, err = press_ctrl_c(process)
     assert code == 130, err
     wait_until(lambda: not leftovers(model), what="all engines gone")
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_engines_go_all_the_same(tmp_path: Path) -> None:
+    """An engine that takes its time does not hold up who presses twice; its warden ends it."""
+    model = _model(tmp_path)
+    args = {"profile": "demo", "max_model_len": 4096, "startup_s": 0.2, "fault": "stubborn_child"}
+    config = small_config(tmp_path, model=model, engine_arg=args)
+    process = start_tune("run", "--config", str(config))
+    runs = tmp_path / "runs"
+    wait_until(lambda: bool(list(runs.glob("*/trials/*/trial.json"))), what="a finished trial")
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(3)
+    assert process.poll() is None, "it should still be waiting for the stubborn process"
+    began_s = time.monotonic()
+    code, _, err = press_ctrl_c(process)
+    assert code == 130, err
+    assert time.monotonic() - began_s < 5
+    assert "left at once" in err
+    wait_until(lambda: not leftovers(model), what="all engines gone")
+    assert tune("report", str(the_run(tmp_path))).returncode == 0
 
 
 def test_a_second_driver_on_the_same_run_is_refused(tmp_path: Path) -> None:

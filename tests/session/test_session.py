@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,28 @@ def test_a_worker_that_is_not_clean_is_quarantined_and_the_rest_go_on(
     assert all(t["outcome"] == "measured" for t in document["trials"])
     assert document["recommendations"]["throughput_first"]["confirmed"] is True
     assert any("was put in quarantine" in text for text in document["warnings"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_transient_faults_change_nothing_of_what_is_found(tmp_path: Path, seed: int) -> None:
+    """A third of all attempts fail for outside reasons: the same trials, figures and verdict."""
+    transient = [k for k in FailureKind if not k.is_settings_fault and not k.is_unclean]
+
+    def strike(spec: TrialSpec, attempt: int) -> Failure | None:
+        draw = random.Random(f"{seed}:{spec.key}:{attempt}")
+        is_hit = attempt <= 2 and draw.random() < 1 / 3
+        return Failure(draw.choice(transient), "struck") if is_hit else None
+
+    # One worker, so that a retried trial keeps its place in the order; no canaries to lose.
+    config = {"trials": 6, "live": False, "canary": {"every": 0}}
+    quiet = VirtualRun(make_config(tmp_path / "quiet", **config), workers=1)
+    struck = VirtualRun(make_config(tmp_path / "struck", **config), workers=1, sabotage=strike)
+    calm, rough = quiet.run(), struck.run()
+    assert len(struck.fleet.submitted) > len(quiet.fleet.submitted)
+    for name in ("verdict", "recommendations", "baseline", "pareto"):
+        assert rough[name] == calm[name], name
+    for one, other in zip(calm["trials"], rough["trials"], strict=True):
+        assert (one["settings"], one["metrics"]) == (other["settings"], other["metrics"])
 
 
 def test_a_run_whose_every_worker_is_in_quarantine_ends_and_can_be_resumed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tuner.cli.output import OutputOptions, parse_policy, print_json, print_resu
 from tuner.cli.progress import make_progress
 from tuner.clock import SystemClock
 from tuner.report.verification import verification_text
+from tuner.secrets import masked_words
 from tuner.verifying import verify_run
 
 
@@ -17,7 +18,11 @@ def verify(run: Path, *, policy: str, output: OutputOptions) -> int:
     wanted = parse_policy(policy)
     with make_progress(output) as progress:
         result = verify_run(
-            run, policy=wanted, clock=SystemClock(), listeners=[progress], command=sys.argv
+            run,
+            policy=wanted,
+            clock=SystemClock(),
+            listeners=[progress],
+            command=masked_words(sys.argv),
         )
     if output.is_json:
         print_json(result.document)

@@ -24,6 +24,7 @@ class LaunchRequest:
         log_path: where its output goes.
         channel_parent: where to make the channel of a live engine; None launches it exactly as
             exported, without one.
+        folder: of the engine's own; removed with it where the tuner is killed.
     """
 
     engine: EngineConfig
@@ -31,6 +32,7 @@ class LaunchRequest:
     endpoint: Endpoint
     log_path: Path
     channel_parent: Path | None = None
+    folder: Path | None = None
 
     @property
     def cores(self) -> int:

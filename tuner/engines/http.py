@@ -18,11 +18,17 @@ class EngineHttp:
 
     Args:
         base_url: as `http://127.0.0.1:8000`.
+        api_key: sent as the bearer token; empty: none.
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, api_key: str = "") -> None:
         self.base_url = base_url
-        self._client = httpx2.Client(base_url=base_url, trust_env=False, timeout=_CALL_TIMEOUT_S)
+        self._client = httpx2.Client(
+            base_url=base_url,
+            trust_env=False,
+            timeout=_CALL_TIMEOUT_S,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        )
 
     def close(self) -> None:
         """Give the connections back."""

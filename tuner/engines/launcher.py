@@ -113,6 +113,7 @@ class ProcessLauncher:
                 command,
                 env=env,
                 log_path=request.log_path,
+                folder=request.folder,
                 new_session=self._new_session,
                 clock=self._clock,
             )

@@ -40,6 +40,7 @@ class ProcessTree:
         new_session: start in a session of its own. Outside Ray this keeps Ctrl-C away from the
             engine; inside a Ray actor it would make the engine survive the actor, so not there.
         clock: for waiting.
+        folder: of the command's own, removed with it when nobody is left who would.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ProcessTree:
         log_path: Path,
         new_session: bool,
         clock: Clock,
+        folder: Path | None = None,
     ) -> None:
         self._clock = clock
         self._new_session = new_session
@@ -58,6 +60,8 @@ class ProcessTree:
         self._mark = f"{_MARK}={mark}".encode()
         # Before the engine, so that no moment is without it.
         self._warden = Warden(f"{_MARK}={mark}")
+        if folder is not None:
+            self._warden.tell_folder(folder)
         try:
             with log_path.open("ab") as log:
                 self._popen = subprocess.Popen(

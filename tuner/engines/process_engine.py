@@ -57,7 +57,7 @@ class ProcessEngine:
         self._gpu_proof = gpu_proof
         self._clock = clock
         self._is_port_ours = True
-        self._http = EngineHttp(f"http://{LOOPBACK}:{port}")
+        self._http = EngineHttp(f"http://{LOOPBACK}:{port}", api_key=request.engine.api_key)
 
     @property
     def base_url(self) -> str:

@@ -4,8 +4,9 @@ SIGKILL leaves a tuner no chance to clean up, and engines that outlive it keep G
 engine has a warden: a small process in a session of its own, which reads a pipe. The owner tells it
 of every process of the engine that it comes to know (vLLM's engine core hides its environment when
 it renames itself). The pipe closes when the owner is gone, however it went; then these processes,
-their children, and all that carry the engine's mark in their environment are ended, and the shared
-memory they had mapped is removed. An owner that stops its engine itself dismisses the warden.
+their children, and all that carry the engine's mark in their environment are ended; the shared
+memory they had mapped and the engine's own folder are removed. An owner that stops its engine
+itself dismisses the warden.
 
 Run as a script it needs the standard library alone, so it starts in milliseconds.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _DISMISSED = "stopped"
+_FOLDER = "folder "
 # What an interpreter may need to start at all.
 _NEEDED = ("LD_LIBRARY_PATH",)
 _TERM_WAIT_S = 10.0
@@ -63,6 +66,11 @@ class Warden:
         if started is not None:
             self._write(f"{pid} {started}\n")
 
+    def tell_folder(self, folder: Path) -> None:
+        """What the engine has for itself on disk; removed when it was ended by the warden."""
+        if "\n" not in str(folder):
+            self._write(f"{_FOLDER}{folder}\n")
+
     def dismiss(self) -> None:
         """Nothing is left to watch over."""
         self._write(f"{_DISMISSED}\n")
@@ -86,9 +94,13 @@ class Warden:
 def watch(mark: bytes) -> None:
     """Note what the owner tells until its word or its end; then end what is left."""
     known: dict[int, str] = {}
+    folder = ""
     for line in sys.stdin:
         if line.strip() == _DISMISSED:
             return
+        if line.startswith(_FOLDER):
+            folder = line.removeprefix(_FOLDER).rstrip("\n")
+            continue
         pid, _, started = line.strip().partition(" ")
         known[int(pid)] = started
     segments: set[str] = set()
@@ -105,6 +117,8 @@ def watch(mark: bytes) -> None:
             time.sleep(_POLL_S)
     for segment in segments:
         Path(segment).unlink(missing_ok=True)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _living(known: dict[int, str], mark: bytes) -> dict[int, str]:

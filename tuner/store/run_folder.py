@@ -6,7 +6,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -133,6 +134,19 @@ class RunFolder:
     def hide(self, secrets: Sequence[str]) -> None:
         """Mask these values in all that is written from now on."""
         self._secrets = tuple(secrets)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have the run for oneself; it is given back in every case.
+
+        Raises:
+            StoreError: when another process has it.
+        """
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
 
     def write_config(self, data: Mapping[str, Any]) -> None:
         """Keep the resolved configuration."""
