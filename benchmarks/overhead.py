@@ -29,7 +29,7 @@ def measure_run(folder: Path) -> dict[str, float]:
         "trials": 4,
         "workload": {"name": "mixed", "levels": [16, 32], "min_requests": 100},
         "space": {"name": "vllm-quick"},
-        "confirm": {"replicates": 2},
+        "confirm": {"replicates": 2, "requests": 200},
         # Simulated engine, meter and tuner share the cores; how late the meter is matters not here.
         "meter": {"max_lag_ms": 200, "max_late_share": 0.5},
         "runs_dir": str(folder),

@@ -45,8 +45,8 @@ def _config(here: Scene, *, fleet: str, trials: int) -> Path:
         prior=False,
         space={
             "parameters": {
-                "max_num_seqs": {"choice": [2, 4, 8, 16, 32]},
-                "max_num_batched_tokens": {"choice": [256, 512, 1024, 2048]},
+                "max_num_seqs": {"choice": [2, 4, 8, 16, 32, 64]},
+                "max_num_batched_tokens": {"choice": [256, 384, 512, 1024, 2048, 4096]},
             }
         },
         workload={
@@ -60,7 +60,7 @@ def _config(here: Scene, *, fleet: str, trials: int) -> Path:
 
 @pytest.mark.parametrize(
     ("fleet", "kills", "moments_s", "trials"),
-    [("local", 20, (1.5, 9.0), 16), ("ray", 2, (0.0, 3.0), 12)],
+    [("local", 20, (1.5, 9.0), 28), ("ray", 2, (0.0, 3.0), 12)],
 )
 def test_a_driver_killed_at_random_moments_loses_no_trial(
     here: Scene,
@@ -77,8 +77,12 @@ def test_a_driver_killed_at_random_moments_loses_no_trial(
     draw = random.Random(_SEED)
     config = _config(here, fleet=fleet, trials=trials)
     kept: dict[Path, bytes] = {}
+    killed = 0
     for _ in range(kills):
-        _start_and_kill(here, config, after_s=draw.uniform(*moments_s), is_late=fleet == "ray")
+        after_s = draw.uniform(*moments_s)
+        if not _start_and_kill(here, config, after_s=after_s, is_late=fleet == "ray"):
+            break  # a fast machine
+        killed += 1
         wait_until(lambda: not here.processes(), "the end of the engines of a killed driver")
         wait_until(lambda: not list(here.scratch.iterdir()), "the end of temporary files")
         for path, content in kept.items():
@@ -91,6 +95,7 @@ def test_a_driver_killed_at_random_moments_loses_no_trial(
     assert done.returncode == 0, done.stderr
     [run] = (here.folder / "runs").iterdir()
     assert kept
+    assert killed >= kills / 2
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert_whole(run, is_finished=True)
     document = report_of(run)
@@ -98,7 +103,7 @@ def test_a_driver_killed_at_random_moments_loses_no_trial(
     assert document["run"]["resumed"] is True
     settings = [tuple(sorted(t["settings"].items())) for t in document["trials"]]
     assert len(set(settings)) == trials
-    tally.add(runs=1, drivers_killed=kills, launches=len(here.ports()))
+    tally.add(runs=1, drivers_killed=killed, launches=len(here.ports()))
 
 
 def _words(here: Scene, config: Path) -> list[str]:
@@ -113,8 +118,8 @@ def _records(here: Scene) -> list[Path]:
     return list(here.folder.glob("runs/*/*/*/trial.json"))
 
 
-def _start_and_kill(here: Scene, config: Path, *, after_s: float, is_late: bool) -> None:
-    """Kill it so long after its start, or after the first record that it wrote."""
+def _start_and_kill(here: Scene, config: Path, *, after_s: float, is_late: bool) -> bool:
+    """Kill it so long after its start, or its first record; False where it was over before."""
     before = len(_records(here))
     log = here.folder / "tune.log"
     with log.open("wb") as output:
@@ -122,6 +127,6 @@ def _start_and_kill(here: Scene, config: Path, *, after_s: float, is_late: bool)
     if is_late:
         wait_until(lambda: len(_records(here)) > before, "another record")
     time.sleep(after_s)
-    assert process.poll() is None, f"over before it could be killed: {log.read_text()}"
+    assert process.poll() in (None, 0), log.read_text()
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    return process.wait() != 0
