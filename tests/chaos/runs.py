@@ -22,8 +22,9 @@ def run_config(here: Scene, *, seed: int, share: float) -> RunConfig:
             "kind": "simulated",
             "command": command,
             "env": {MARK: here.mark},
-            "start_timeout_s": 10,
-            "start_silence_s": 3,
+            # Soon given up where some hang on purpose, patient where none does.
+            "start_timeout_s": 10 if share else 120,
+            "start_silence_s": 4 if share else 60,
             "control_timeout_s": 2,
         },
         "engine_arg": {"profile": "demo", "max_model_len": 4096, "startup_s": 0.1},
@@ -38,7 +39,7 @@ def run_config(here: Scene, *, seed: int, share: float) -> RunConfig:
             },
             "levels": [2],
             "requests": 10,
-            "stall_timeout_s": 2,
+            "stall_timeout_s": 3 if share else 30,
         },
         "space": {
             "parameters": {

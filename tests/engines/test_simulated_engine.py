@@ -6,6 +6,7 @@ import http.server
 import json
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -255,12 +256,16 @@ def test_a_strangers_server_on_the_port_is_never_measured(
     pad.assert_nothing_left()
 
 
-def test_leaked_shared_memory_is_not_ours_to_guess(pad: Launchpad) -> None:
-    """A segment that no process of the tree has mapped cannot be proven ours and stays."""
-    engine = pad.launch(simulated("leak_shm"))
-    segment = Path(f"/dev/shm/psm_{engine.pid}_simulated")
+def test_shared_memory_that_the_engine_forgets_is_removed(pad: Launchpad) -> None:
+    """A segment that it had mapped and left behind goes with it; one of nobody's name stays."""
+    stray = Path(f"/dev/shm/psm_{uuid.uuid4().hex[:8]}")
+    stray.touch()
     try:
-        engine.stop()
+        engine = pad.launch(simulated("leak_shm"))
+        segment = Path(f"/dev/shm/psm_{engine.pid}_simulated")
         assert segment.exists()
+        engine.stop()
+        assert not segment.exists()
+        assert stray.exists()
     finally:
-        segment.unlink(missing_ok=True)
+        stray.unlink()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+import psutil
+
 from tuner.clock import Clock
 from tuner.errors import StopFailed
 from tuner.records import Failure, FailureKind
@@ -24,7 +26,7 @@ class GpuUse:
 
     Attributes:
         used_mib: memory, whoever holds it.
-        pids: the processes that hold some, as far as this machine tells.
+        pids: the processes that hold some, as far as they are to be seen here.
     """
 
     used_mib: int
@@ -137,4 +139,6 @@ def _use(nvml: Any, gpu_id: str) -> GpuUse | None:
         holders = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
         return None
-    return GpuUse(int(used_mib), frozenset(int(p.pid) for p in holders))
+    # In a container the driver may name processes that are not to be seen, by numbers that mean
+    # others here; then the level alone decides.
+    return GpuUse(int(used_mib), frozenset(p.pid for p in holders if psutil.pid_exists(p.pid)))

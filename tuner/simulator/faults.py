@@ -77,7 +77,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = (
     # The live scheduler.
     FaultKind("live_unsupported", _NONE, "the live scheduler cannot set limits"),
     FaultKind("live_mute", _COUNT, "the live scheduler answers N requests, then none"),
-    FaultKind("leak_shm", _NONE, "leaves /dev/shm/psm_<pid>_simulated behind"),
+    FaultKind("leak_shm", _NONE, "maps /dev/shm/psm_<pid>_simulated and leaves it behind"),
 )
 SSE_FRAMINGS = ("crlf", "nospace", "comments", "split")
 
