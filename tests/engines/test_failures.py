@@ -200,6 +200,14 @@ def test_what_was_seen_of_the_processes_decides_where_the_log_is_silent(
     assert failure.evidence == ending.evidence
 
 
+def test_last_words_of_a_killed_engine_are_not_called_its_cause() -> None:
+    """What real vLLM wrote after a SIGTERM from outside says nothing about why it ended."""
+    log = "Exception ignored in atexit callback: <function _exit_function at 0x7f39>\n"
+    failure = classify_exit(log, ending=Ending(-15), phase="start")
+    assert failure.message.endswith("which the tuner did not send")
+    assert "atexit" in failure.log_tail
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

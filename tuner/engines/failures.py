@@ -121,7 +121,8 @@ def classify_exit(log_text: str, *, ending: Ending, phase: Phase) -> Failure:
                 return Failure(kind, _clean(line), _around(lines, number), ending.evidence)
     cause = _last_error(lines)
     kind, message = _kind_without_sign(log_text, ending, cause=cause, phase=phase)
-    told = f"{message}; {cause}" if cause else message
+    # Of one that was ended from outside, the last words are about the end, not about its cause.
+    told = f"{message}; {cause}" if cause and kind.is_settings_fault else message
     return Failure(kind, told, "\n".join(lines[-40:]), ending.evidence)
 
 
