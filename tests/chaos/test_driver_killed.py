@@ -42,6 +42,7 @@ def _config(here: Scene, *, fleet: str, trials: int) -> Path:
         engine_arg={"profile": "demo", "max_model_len": 4096, "startup_s": 0.1},
         fleet=fleet,
         trials=trials,
+        patience=0,
         prior=False,
         space={
             "parameters": {
