@@ -61,7 +61,7 @@ def _config(here: Scene, *, fleet: str, trials: int) -> Path:
 
 @pytest.mark.parametrize(
     ("fleet", "kills", "moments_s", "trials"),
-    [("local", 20, (1.5, 9.0), 28), ("ray", 2, (0.0, 3.0), 12)],
+    [("local", 20, (1.5, 6.0), 28), ("ray", 2, (0.0, 3.0), 12)],
 )
 def test_a_driver_killed_at_random_moments_loses_no_trial(
     here: Scene,
