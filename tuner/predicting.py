@@ -22,6 +22,7 @@ from tuner.prediction.sweep import PredictedSetting, Sweep, sweep
 from tuner.records import EngineConfig, LevelResult, Settings
 from tuner.report.document import checks_data, metrics_data, slo_data, workload_data
 from tuner.run import Plan, read_config, stored_engine
+from tuner.secrets import masked_words
 from tuner.simulator.profile import profile_names
 from tuner.store.run_folder import RunFolder
 
@@ -171,7 +172,7 @@ def _prediction(
     return {
         "number": predicted.number,
         "settings": dict(predicted.settings),
-        "launch_command": launch_command(engine, predicted.settings),
+        "launch_command": masked_words(launch_command(engine, predicted.settings)),
         "capacity": predicted.candidate.capacity,
         "load": None if level is None else dataclasses.asdict(level.load),
         "metrics": None if level is None else metrics_data(level.metrics),
@@ -202,7 +203,7 @@ def _pick(
     return {
         "number": number,
         "settings": dict(predicted.settings),
-        "launch_command": launch_command(plan.engine.config, predicted.settings),
+        "launch_command": masked_words(launch_command(plan.engine.config, predicted.settings)),
         "load": dataclasses.asdict(level.load),
         "metrics": metrics_data(level.metrics),
         "bands": _bands(level, residuals),

@@ -108,10 +108,10 @@ class Session:
         self._guide = parts.guide
         self._unobserved: list[TrialRecord] = []
         self._no_gain_after = -1
+        # Not as many as there are: a killed session may have left a gap.
+        earlier = [record.number for record in parts.folder.trials(kind="canaries")]
         self._canaries = CanaryWatch(
-            _canary_rules(parts.config),
-            first_number=1
-            + max((r.number for r in parts.folder.trials(kind="canaries")), default=-1),
+            _canary_rules(parts.config), first_number=max(earlier, default=-1) + 1
         )
         self._facts_known = False
         self._groups = LaunchGroups(

@@ -107,8 +107,7 @@ def _walk_loads(spec: TrialSpec, tools: TrialTools, engine: Engine, notes: _Note
     notes.info = engine.info
     ratios = engine.token_ratios()
     while (point := spec.walk.next_point(notes.levels)) is not None:
-        level = _measure_level(spec, tools, engine, notes, point=point, ratios=ratios)
-        notes.levels.append(level)
+        _measure_level(spec, tools, engine, notes, point=point, ratios=ratios)
 
 
 def _measure_level(
@@ -119,8 +118,8 @@ def _measure_level(
     *,
     point: ProbePoint,
     ratios: TokenRatios,
-) -> LevelResult:
-    """Drive one load from idle to idle and judge it."""
+) -> None:
+    """Drive one load from idle to idle, judge it and note it."""
     started_s = tools.clock.now_s()
     probe = drive_probe(
         spec, engine=engine, meter=tools.meter, clock=tools.clock, point=point, ratios=ratios
@@ -131,15 +130,16 @@ def _measure_level(
     notes.requests.append(request_lines(probe))
     notes.warnings += level_warnings(probe, metrics=metrics, workload=spec.workload, ratios=ratios)
     _refuse_total_failure(probe)
-    return judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=measure_s)
+    level = judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=measure_s)
+    notes.levels.append(level)
 
 
 def _refuse_total_failure(probe: Probe) -> None:
     """A probe without one success measures nothing; it must never look fast."""
-    failed = [r for r in probe.measured if r.is_error and r.failure is not None]
-    if failed and len(failed) == len(probe.measured):
-        kinds = ", ".join(sorted({r.failure.value for r in failed if r.failure is not None}))
-        reason = f"every request failed at {probe.load} ({kinds}): {failed[0].message}"
+    measured = probe.measured
+    if measured and all(r.is_error for r in measured):
+        kinds = ", ".join(sorted({r.failure.value for r in measured if r.failure is not None}))
+        reason = f"every request failed at {probe.load} ({kinds}): {measured[0].message}"
         raise EngineDied(Failure(FailureKind.REQUEST_ERRORS, reason))
 
 

@@ -1,10 +1,14 @@
-"""What the chaos suite has done, told at the end of the tests."""
+"""Where chaos tests make their mess, and what they have done, told at the end of the tests."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.chaos.invariants import Scene, scene
 
 _TALLY = pytest.StashKey["Tally"]()
 
@@ -22,6 +26,13 @@ class Tally:
     def __str__(self) -> str:
         names = sorted(self._counts)
         return ", ".join(f"{self._counts[name]} {name.replace('_', ' ')}" for name in names)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A place where nothing may be left."""
+    with scene(tmp_path, monkeypatch) as here:
+        yield here
 
 
 @pytest.fixture(scope="session")

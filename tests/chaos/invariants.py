@@ -16,7 +16,7 @@ import psutil
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from tests.fakes.processes import wait_until
+from tests.fakes.processes import METER, descendants, wait_until
 from tuner.clock import SystemClock
 from tuner.engines.ports import is_port_free
 from tuner.engines.warden import environment_of
@@ -49,17 +49,10 @@ class Scene:
         wanted = f"{MARK}={self.mark}".encode()
         return [psutil.Process(pid) for pid in psutil.pids() if wanted in environment_of(pid)]
 
-    def helpers(self) -> list[str]:
+    def helpers(self) -> list[psutil.Process]:
         """Load generators and wardens of this process, or of the engines of the test."""
-        found = []
-        for process in psutil.Process().children(recursive=True):
-            try:
-                line = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if "tuner.load.process" in line or "warden.py" in line:
-                found.append(line)
-        return found
+        family = psutil.Process()
+        return [*descendants(family, METER), *descendants(family, "warden.py")]
 
     def ports(self) -> list[int]:
         """Of all launches."""

@@ -5,23 +5,15 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.chaos.invariants import Scene, assert_whole, scene
+from tests.chaos.invariants import Scene, assert_whole
 from tests.chaos.runs import run_config, the_run
 from tuner.clock import SystemClock
 from tuner.errors import StoreError
 from tuner.events import Event
 from tuner.run import make_plan, resume_run, start_run
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A place where nothing may be left."""
-    with scene(tmp_path, monkeypatch) as here:
-        yield here
 
 
 @contextmanager

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.conftest import Tally
-from tests.chaos.invariants import MARK, Scene, assert_whole, scene
+from tests.chaos.invariants import MARK, Scene, assert_whole
 from tests.e2e.commands import TUNE, report_of, small_config
 from tests.fakes import engine_wrapper
 from tests.fakes.processes import wait_until
@@ -22,13 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WRAPPER = str(Path(engine_wrapper.__file__))
 _SEED = 20261130
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A place where nothing may be left."""
-    with scene(tmp_path, monkeypatch) as here:
-        yield here
 
 
 def _config(here: Scene, *, fleet: str, trials: int) -> Path:

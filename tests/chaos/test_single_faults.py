@@ -18,7 +18,7 @@ from objectives import Load, parse_slo
 from tests.chaos.conftest import Tally
 from tests.chaos.invariants import MARK, Scene, scene
 from tests.fakes import engine_wrapper
-from tests.fakes.processes import FastClock, wait_until
+from tests.fakes.processes import METER, FastClock, descendants, wait_until
 from tuner.fleet.worker import Worker
 from tuner.records import EngineConfig, FailureKind, MeterLimits, Outcome, TrialResult, TrialSpec
 from tuner.walks import LadderWalk
@@ -146,8 +146,7 @@ def _victim(here: Scene, who: str, launches_before: int) -> psutil.Process:
     wait_until(lambda: bool(_connections(here)), "requests in the engine")
     if who == "engine":
         return here.processes()[0]
-    children: list[psutil.Process] = psutil.Process().children()
-    return next(p for p in children if "tuner.load.process" in " ".join(p.cmdline()))
+    return descendants(psutil.Process(), METER)[0]
 
 
 def _connections(here: Scene) -> list[Any]:
@@ -190,8 +189,8 @@ def test_the_worker_measures_well_after_all_of_that(worker: Worker, here: Scene)
 def assert_nothing_left_but_the_meter(here: Scene) -> None:
     """A worker keeps its load generator; everything else is gone."""
 
-    def wardens() -> list[str]:
-        return [line for line in here.helpers() if "warden.py" in line]
+    def wardens() -> list[psutil.Process]:
+        return descendants(psutil.Process(), "warden.py")
 
     wait_until(lambda: not here.processes() and not wardens(), "the end of the engine")
     assert list(here.scratch.iterdir()) == []

@@ -7,27 +7,20 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.chaos.conftest import Tally
-from tests.chaos.invariants import Scene, assert_whole, scene
+from tests.chaos.invariants import Scene, assert_whole
 from tests.chaos.runs import run_config, the_run
+from tests.fakes.processes import METER, descendants
 from tuner.clock import SystemClock
 from tuner.errors import TunerError
 from tuner.run import RunResult, make_plan, start_run
 
 # A long campaign: CHAOS_RUNS=100 pytest tests/chaos/test_whole_runs.py
 SEEDS = range(int(os.environ.get("CHAOS_RUNS", "3")))
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A place where nothing may be left."""
-    with scene(tmp_path, monkeypatch) as here:
-        yield here
 
 
 def _outcome(here: Scene, tally: Tally, *, seed: int, share: float) -> RunResult | None:
@@ -73,7 +66,7 @@ def _killer(here: Scene, *, seed: int) -> Iterator[list[str]]:
 
     def kill() -> None:
         while not stop.wait(draw.uniform(1.0, 6.0)):
-            meters = [p for p in psutil.Process().children() if _is_meter(p)]
+            meters = descendants(psutil.Process(), METER)
             victims = [*here.processes(), *meters]
             if victims:
                 victim = draw.choice(victims)
@@ -88,10 +81,3 @@ def _killer(here: Scene, *, seed: int) -> Iterator[list[str]]:
     finally:
         stop.set()
         thread.join()
-
-
-def _is_meter(process: psutil.Process) -> bool:
-    try:
-        return "tuner.load.process" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False

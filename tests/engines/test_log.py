@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.log import EngineLog, mask_secrets, non_default_args, with_log_facts
+from tuner.engines.log import EngineLog, non_default_args, with_log_facts
 from tuner.records import EngineInfo
+from tuner.secrets import masked_text
 
 # The lines of a real start of vLLM 0.32 on a CPU, shortened.
 HEAD = (
@@ -76,7 +77,7 @@ def test_a_view_that_cannot_be_read_is_empty(text: str) -> None:
 )
 def test_secrets_are_masked(text: str) -> None:
     """Whatever looks like a token, key or password is replaced."""
-    masked = mask_secrets(text)
+    masked = masked_text(text)
     assert "***" in masked
     for secret in ("abcdef1234567890", "abcdefghijklmnop", "hunter2", "0123456789abcdef"):
         assert secret not in masked
@@ -92,7 +93,7 @@ def test_secrets_are_masked(text: str) -> None:
 )
 def test_ordinary_lines_are_not_masked(text: str) -> None:
     """Counts of tokens are no tokens to hide."""
-    assert mask_secrets(text) == text
+    assert masked_text(text) == text
 
 
 def test_the_log_file_is_read_from_both_ends(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tuner.clock import SystemClock
 PATIENCE_S = 60.0
 # Nothing here outlives a test run that was killed.
 LIFETIME_S = 120
+# What the command line of a load generator has.
+METER = "tuner.load.process"
 
 
 class FastClock(SystemClock):
@@ -51,6 +53,16 @@ def is_gone(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def descendants(root: psutil.Process, text: str) -> list[psutil.Process]:
+    """The living processes below one whose command line has the text."""
+    found = []
+    for process in root.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join([process.name(), *process.cmdline()]):
+                found.append(process)
+    return found
 
 
 def process_of(path: Path) -> psutil.Process:

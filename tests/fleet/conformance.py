@@ -23,7 +23,7 @@ import pytest
 from objectives import Load, parse_slo
 from search_spaces import Value
 from tests.fakes import engine_wrapper
-from tests.fakes.processes import PATIENCE_S, is_gone, wait_until
+from tests.fakes.processes import METER, PATIENCE_S, descendants, is_gone, wait_until
 from tuner.engines.http import EngineHttp
 from tuner.engines.ports import is_port_free
 from tuner.errors import InfrastructureError
@@ -166,13 +166,7 @@ def busy(engine: Started) -> bool:
 
 def _meters(engine: Started) -> list[psutil.Process]:
     """The load generators of the worker that started the engine."""
-    family = psutil.Process(engine.parent).children(recursive=True)
-    found = []
-    for process in family:
-        with contextlib.suppress(psutil.Error):
-            if "tuner.load.process" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+    return descendants(psutil.Process(engine.parent), METER)
 
 
 class FleetConformance:

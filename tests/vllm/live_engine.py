@@ -7,8 +7,11 @@ import io
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import psutil
+
 from objectives import Load, Probe, parse_slo
 from search_spaces import Value
+from tests.fakes.processes import descendants
 from tests.vllm.toy import ENGINE_ARGS, ENGINE_ENV
 from tuner.clock import SystemClock
 from tuner.engines import LaunchRequest, ProcessLauncher, drain
@@ -126,6 +129,11 @@ def drive(engine: ProcessEngine, meter: ProcessMeter, *, workload: Workload = LI
         point=ProbePoint(LOAD, seed=3),
         ratios=engine.token_ratios(),
     )
+
+
+def core_of(server: psutil.Process) -> psutil.Process:
+    """The engine core of an API server; IndexError while there is none."""
+    return descendants(server, "EngineCor")[0]
 
 
 def launch(

@@ -16,7 +16,7 @@ from objectives import Load, parse_slo
 from search_spaces import Value
 from tests.chaos.invariants import MARK, Scene, scene
 from tests.fakes.processes import is_gone
-from tests.vllm.live_engine import LAUNCH, WORKLOAD, vllm_config
+from tests.vllm.live_engine import LAUNCH, WORKLOAD, core_of, vllm_config
 from tests.vllm.toy import ENGINE_ARGS
 from tuner.fleet.worker import Worker
 from tuner.records import FailureKind, MeterLimits, Outcome, TrialResult, TrialSpec
@@ -91,11 +91,6 @@ def _serves_several(process: psutil.Process) -> bool:
     return len(streams) >= 6
 
 
-def _core_of(server: psutil.Process) -> psutil.Process:
-    family = server.children(recursive=True)
-    return next(p for p in family if "EngineCor" in " ".join([p.name(), *p.cmdline()]))
-
-
 def test_a_kv_space_that_is_too_small_is_the_settings_fault(here: Scene, model: Path) -> None:
     """One request of the model's length does not fit: infeasible, with vLLM's own figures."""
     result = _run(here, model, kv_cache_memory_bytes=1_000_000)
@@ -126,7 +121,7 @@ def test_a_killed_api_server_takes_its_engine_core_along(here: Scene, model: Pat
 
 def test_a_killed_engine_core_is_told_from_one_that_crashed(here: Scene, model: Path) -> None:
     """SIGKILL under load: gone without a word, so nobody's settings are to blame."""
-    result = _run(here, model, during=lambda: _core_of(_the(here, _serves_several)).kill())
+    result = _run(here, model, during=lambda: core_of(_the(here, _serves_several)).kill())
     _assert_failed(result, FailureKind.ENGINE_CORE_LOST, "the engine core is gone")
 
 
@@ -150,7 +145,7 @@ def _core_of_when_there(server: psutil.Process) -> psutil.Process:
     end_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s:
         try:
-            return _core_of(server)
-        except StopIteration:
+            return core_of(server)
+        except IndexError:
             time.sleep(0.1)
     raise AssertionError("the engine core never came")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.fakes.processes import is_gone, wait_until
-from tests.vllm.live_engine import limits
+from tests.vllm.live_engine import core_of, limits
 from tuner.engines.process_engine import ProcessEngine
 from tuner.errors import EngineDied
 
@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def test_an_engine_killed_before_its_answer_has_died(live_vllm: ProcessEngine) -> None:
     """The engine core is gone between request and answer: that is told, and nothing measured."""
-    children = psutil.Process(live_vllm.pid).children(recursive=True)
-    core = next(p for p in children if "EngineCor" in " ".join([p.name(), *p.cmdline()]))
+    core = core_of(psutil.Process(live_vllm.pid))
     core.suspend()  # it will not answer
     killing = threading.Timer(1.0, core.kill)
     killing.start()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tuner.cli.output import print_json, print_result, width
 from tuner.cli.running import RunRequest, config_of
@@ -14,7 +12,6 @@ from tuner.errors import UsageError
 from tuner.predicting import Sources, predict_space
 from tuner.report.prediction import prediction_text
 from tuner.run import make_plan
-from tuner.secrets import masked_words
 from tuner.store.run_folder import CONFIG
 
 
@@ -35,22 +32,11 @@ def predict(
     document = predict_space(
         make_plan(config_of(request).without_secrets()), sources, clock=SystemClock()
     )
-    for found in _commands(document):
-        found["launch_command"] = masked_words(found["launch_command"])
     if request.output.is_json:
         print_json(document)
     else:
         print_result(prediction_text(document, width=width()))
     return 0 if document["recommendations"]["throughput_first"] is not None else 3
-
-
-def _commands(data: Any) -> Iterator[dict[str, Any]]:
-    """Every part of a document that has a launch command."""
-    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    if isinstance(data, dict) and "launch_command" in data:
-        yield data
-    for part in parts:
-        yield from _commands(part)
 
 
 def _tokens(text: str | None) -> int | None:

@@ -138,20 +138,20 @@ def _kind_without_sign(
         return kind, "ended by the kernel's out-of-memory killer: the machine's memory was full"
     if number is not None:
         return _K.API_SERVER_LOST, _sent_text(number, ending)
-    if phase == "load" and ending.exit_code == 0 and not is_core_lost and not fell:
-        return _K.API_SERVER_LOST, "the engine ended in good order, which the tuner did not ask for"
     if is_core_lost:
         return _K.ENGINE_CORE_LOST, (
             "the engine core is gone without a word of its own, so somebody else ended it; "
             f"the API server {_exit_text(ending.exit_code)}"
         )
+    if phase == "load" and ending.exit_code == 0 and not fell:
+        return _K.API_SERVER_LOST, "the engine ended in good order, which the tuner did not ask for"
     if phase == "load":
         is_hanging = ending.exit_code is None and not fell
         kind = _K.HANG_UNDER_LOAD if is_hanging else _K.CRASH_UNDER_LOAD
-        return kind, f"the engine {_exit_text(ending.exit_code)}"
-    # An engine core that is gone without a word of its own died of something outside vLLM.
-    is_silent = _CORE_FAILED in log_text and not cause
-    kind = _K.START_WITHOUT_CAUSE if is_silent else _K.CRASH_AT_START
+    else:
+        # An engine core that is gone without a word of its own died of something outside vLLM.
+        is_silent = _CORE_FAILED in log_text and not cause
+        kind = _K.START_WITHOUT_CAUSE if is_silent else _K.CRASH_AT_START
     return kind, f"the engine {_exit_text(ending.exit_code)}"
 
 

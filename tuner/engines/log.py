@@ -50,7 +50,7 @@ class EngineLog:
         """The end of the log: no secrets, no control characters, long lines cut."""
         start = max(0, self.size_bytes - _TAIL_BYTES)
         plain = _CONTROLS.sub("", self._read(start, _TAIL_BYTES))
-        return "".join(_cut(line) for line in mask_secrets(plain).splitlines(keepends=True))
+        return "".join(_cut(line) for line in masked_text(plain).splitlines(keepends=True))
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines."""
@@ -62,11 +62,6 @@ class EngineLog:
         with self._path.open("rb") as file:
             file.seek(start)
             return file.read(length).decode("utf-8", errors="replace")
-
-
-def mask_secrets(text: str) -> str:
-    """Replace what looks like a token, key or password."""
-    return masked_text(text)
 
 
 def non_default_args(log_text: str) -> Mapping[str, Any]:

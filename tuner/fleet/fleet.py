@@ -98,6 +98,11 @@ class Fleet(Protocol):
         ...
 
 
+def only_failures(stopped: Mapping[str, Failure | None]) -> dict[str, Failure]:
+    """Of what was to be stopped, by worker, that of which something is left."""
+    return {name: failure for name, failure in stopped.items() if failure is not None}
+
+
 class Placement:
     """Which worker gets a trial: its group's, else one that keeps the engine it wants."""
 

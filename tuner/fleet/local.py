@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tuner.engines.gpu_memory import GpuMemory
 from tuner.errors import Cancelled, StopFailed
-from tuner.fleet.fleet import Completion, Placement, WorkerInfo
+from tuner.fleet.fleet import Completion, Placement, WorkerInfo, only_failures
 from tuner.fleet.worker import Worker
 from tuner.records import Failure, TrialSpec
 
@@ -94,8 +94,7 @@ class LocalFleet:
         """Stop the engines that workers without work keep; what is left of them, by worker."""
         self._placement.forget()
         free = [name for name in self._workers if name not in self._threads]
-        failures = {name: _failure(self._workers[name].release_engine) for name in free}
-        return {name: failure for name, failure in failures.items() if failure is not None}
+        return only_failures({n: _failure(self._workers[n].release_engine) for n in free})
 
     def close(self) -> Mapping[str, Failure]:
         """Stop what runs, wait until it is cleaned up; what is left, by worker."""
@@ -103,8 +102,7 @@ class LocalFleet:
             worker.cancel()
         for thread in self._threads.values():
             thread.join(_CLOSE_TIMEOUT_S)
-        failures = {name: _failure(worker.close) for name, worker in self._workers.items()}
-        return {name: failure for name, failure in failures.items() if failure is not None}
+        return only_failures({name: _failure(w.close) for name, w in self._workers.items()})
 
     def _idle(self) -> list[str]:
         free = [name for name in self._workers if name not in self._threads]

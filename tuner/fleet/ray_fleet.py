@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 from tuner.clock import Clock, SystemClock
 from tuner.errors import Cancelled, InfrastructureError, StopFailed
-from tuner.fleet.fleet import Completion, Placement, WorkerInfo
+from tuner.fleet.fleet import Completion, Placement, WorkerInfo, only_failures
 from tuner.fleet.ray_cluster import HEAD_PATIENCE_S, RayCluster, in_words, reason_of
 from tuner.fleet.ray_workers import (
     ActorMaker,
@@ -156,7 +156,7 @@ class RayFleet:
                 failures[name] = _failure_to_stop(reference, timeout_s=_CLOSE_TIMEOUT_S)
             except RayError as error:
                 self._lose(name, error)
-        return {name: failure for name, failure in failures.items() if failure is not None}
+        return only_failures(failures)
 
     def close(self) -> Mapping[str, Failure]:
         """Stop what runs, wait until it is cleaned up, end the actors; what is left, by worker."""
@@ -174,7 +174,7 @@ class RayFleet:
             for actor in actors.values():
                 end_actor(actor)
             self._cluster.disconnect()
-        return {name: failure for name, failure in failures.items() if failure is not None}
+        return only_failures(failures)
 
     def _wait_for_all(self, references: Iterable[Any], *, timeout_s: float) -> None:
         """Who cannot be waited for is ended anyway."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tuner.errors import StoreError
 from tuner.records import TrialRecord
@@ -20,6 +20,8 @@ from tuner.secrets import masked_data
 SCHEMA_VERSION = 1
 # No time, rate or count of ours is larger, and sums and rounding still make sense of it.
 MOST = 1e15
+Number = Annotated[float, Field(strict=True, ge=-MOST, le=MOST)]
+Count = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
 # What somebody chose may be any number; the rest was measured.
 _CHOSEN = ("settings", "live", "evidence")
 _TRIAL = TypeAdapter(TrialRecord)

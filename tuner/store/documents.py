@@ -19,10 +19,8 @@ from tuner.events import (
     WORKER_QUARANTINED,
     WORKER_SET_ASIDE,
 )
-from tuner.store.codec import MOST, first_problem
+from tuner.store.codec import Count, Number, first_problem
 
-_Number = Annotated[float, Field(strict=True, ge=-MOST, le=MOST)]
-_Count = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
 _Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -49,7 +47,7 @@ class _Event(BaseModel):
 
 
 class _Ended(BaseModel):
-    wall_s: _Number
+    wall_s: Number
 
 
 class _OfWorker(BaseModel):
@@ -68,23 +66,23 @@ class _NotClean(BaseModel):
 
 
 class _Learned(BaseModel):
-    trials: _Count
-    picks: _Count
-    wall_s: _Number
+    trials: Count
+    picks: Count
+    wall_s: Number
 
 
 class _Checked(BaseModel):
-    median_error: _Number | None
+    median_error: Number | None
     is_trusted: _Flag
 
 
 class _Watched(BaseModel):
-    rank_correlation: _Number | None
+    rank_correlation: Number | None
 
 
 class _Dropped(BaseModel):
     is_carried: _Flag
-    rank_correlation: _Number | None
+    rank_correlation: Number | None
 
 
 class _Failed(BaseModel):

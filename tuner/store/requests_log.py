@@ -5,39 +5,36 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from objectives import Probe, RequestFailure, RequestRecord, RequestRole
 from tuner.records import LevelResult
-from tuner.store.codec import MOST, first_problem
+from tuner.store.codec import Count, Number, first_problem
 
 REQUESTS_LOG = "requests.jsonl"
-
-_Number = Annotated[float, Field(strict=True, ge=-MOST, le=MOST)]
-_Count = Annotated[int, Field(strict=True, ge=-MOST, le=MOST)]
 
 
 class _Line(BaseModel):
     """A request as the log has it."""
 
-    load: _Number
-    seed: _Count
-    index: _Count
+    load: Number
+    seed: Count
+    index: Count
     traffic_class: str = Field(alias="class")
     role: RequestRole
-    scheduled_s: _Number
-    sent_s: _Number | None
-    first_token_s: _Number | None
-    last_token_s: _Number | None
-    end_s: _Number
-    prompt_tokens: _Count | None
-    output_tokens: _Count | None
-    planned_output_tokens: _Count
+    scheduled_s: Number
+    sent_s: Number | None
+    first_token_s: Number | None
+    last_token_s: Number | None
+    end_s: Number
+    prompt_tokens: Count | None
+    output_tokens: Count | None
+    planned_output_tokens: Count
     failure: RequestFailure | None
     message: str
-    itl_ms: list[_Number]
+    itl_ms: list[Number]
 
 
 def request_lines(probe: Probe) -> bytes:
