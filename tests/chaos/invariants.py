@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import uuid
 from collections import Counter
@@ -36,6 +37,7 @@ class Scene:
         scratch: what the tuner takes for temporary files.
         mark: a value that stands in the environment of all processes of the test's engines.
         segments: shared memory that was there before.
+        others: load generators and wardens of other tests, which were there before.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class Scene:
     scratch: Path
     mark: str
     segments: frozenset[str]
+    others: frozenset[psutil.Process]
 
     def processes(self) -> list[psutil.Process]:
         """Engines and all that they started, whoever their parent is."""
@@ -51,8 +54,11 @@ class Scene:
 
     def helpers(self) -> list[psutil.Process]:
         """Load generators and wardens of this process, or of the engines of the test."""
-        family = psutil.Process()
-        return [*descendants(family, METER), *descendants(family, "warden.py")]
+        return [process for process in _helpers() if process not in self.others]
+
+    def temporary_files(self) -> list[str]:
+        """What is in the tuner's temporary folders, also while others remove them."""
+        return found_in(self.scratch, "vllm-slo-tuner-*/*")
 
     def ports(self) -> list[int]:
         """Of all launches."""
@@ -73,7 +79,8 @@ def scene(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scratch.mkdir()
     patch.setenv("TMPDIR", str(scratch))
     patch.setattr("tempfile.tempdir", None)
-    here = Scene(folder, launches, scratch, uuid.uuid4().hex, _segments())
+    others = frozenset(_helpers())
+    here = Scene(folder, launches, scratch, uuid.uuid4().hex, _segments(), others)
     try:
         yield here
         assert_nothing_left(here)
@@ -120,6 +127,16 @@ def _assert_finished(folder: RunFolder, numbers: list[int]) -> None:
     [study] = optuna.get_all_study_summaries(storage)
     trials = optuna.load_study(study_name=study.study_name, storage=storage).get_trials()
     assert not [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
+
+
+def found_in(folder: Path, pattern: str) -> list[str]:
+    """What matches; unlike `Path.glob`, folders may vanish meanwhile."""
+    return glob.glob(str(folder / pattern))  # noqa: PTH207
+
+
+def _helpers() -> list[psutil.Process]:
+    family = psutil.Process()
+    return [*descendants(family, METER), *descendants(family, "warden.py")]
 
 
 def _of(event: dict[str, Any]) -> bool:

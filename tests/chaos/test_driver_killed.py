@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.conftest import Tally
-from tests.chaos.invariants import MARK, Scene, assert_whole
+from tests.chaos.invariants import MARK, Scene, assert_whole, found_in
 from tests.e2e.commands import TUNE, report_of, small_config
 from tests.fakes import engine_wrapper
 from tests.fakes.processes import wait_until
@@ -78,9 +78,7 @@ def test_a_driver_killed_at_random_moments_loses_no_trial(
         killed += 1
         wait_until(lambda: not here.processes(), "the end of the engines of a killed driver")
         # One that had not got its engine yet may stay, empty.
-        wait_until(
-            lambda: not list(here.scratch.glob("vllm-slo-tuner-*/*")), "the end of temporary files"
-        )
+        wait_until(lambda: not here.temporary_files(), "the end of temporary files")
         for path, content in kept.items():
             assert path.read_bytes() == content
         kept = {path: path.read_bytes() for path in _records(here)}
@@ -111,7 +109,7 @@ def _words(here: Scene, config: Path) -> list[str]:
 
 
 def _records(here: Scene) -> list[Path]:
-    return list(here.folder.glob("runs/*/*/*/trial.json"))
+    return [Path(found) for found in found_in(here.folder, "runs/*/*/*/trial.json")]
 
 
 def _start_and_kill(here: Scene, config: Path, *, after_s: float, is_late: bool) -> bool:

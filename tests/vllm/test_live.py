@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from objectives import Probe
 from tests.fakes.processes import wait_until
-from tests.vllm.live_engine import LAUNCH, Step, drive, limits, read_steps
+from tests.vllm.live_engine import LAUNCH, LIGHT, Step, drive, limits, read_steps
 from tuner.clock import SystemClock
 from tuner.engines import Sampler, drain
 from tuner.engines.process_engine import ProcessEngine
@@ -185,7 +186,10 @@ def test_what_the_launch_does_not_allow_is_refused(engine: ProcessEngine) -> Non
 def test_a_busy_engine_is_not_retuned(engine: ProcessEngine, meter: ProcessMeter) -> None:
     """The prefix cache cannot be emptied under load, and that answer is heeded."""
     drain(engine, SystemClock())
-    load = threading.Thread(target=lambda: drive(engine, meter))
+    # A load without a gap that is far longer than the slowest look at the engine.
+    answers = [replace(each, output_tokens=(100, 120)) for each in LIGHT.classes]
+    slow = replace(LIGHT, classes=tuple(answers))
+    load = threading.Thread(target=lambda: drive(engine, meter, workload=slow))
     load.start()
     try:
         wait_until(lambda: _running(engine) >= 2, "a load")
