@@ -37,10 +37,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from objectives import (
     Load,
     LoadMode,
-    Probe,
     SloCheck,
     certify,
-    check_probes,
+    certify_probes,
     check_slo,
     compute_metrics,
     grows,
@@ -48,6 +47,7 @@ from objectives import (
     parse_slo,
     percentile,
 )
+from objectives.checks import sample_of
 from objectives.statistics import percentile_interval
 from search_spaces import Value
 from tests.fakes.virtual_probe import virtual_probe
@@ -61,6 +61,8 @@ from tuner.simulator.virtual import VirtualEngine
 Array = NDArray[np.float64]
 _UTILISATIONS = (0.70, 0.85, 0.95)
 _WARM = 6000
+# Ratios cost nothing to compare, so many more sets of them are drawn.
+_MORE_RATIOS = 9
 # True gains are known to about a percent, from a few long probes.
 _SAME = 0.01
 _MODES: tuple[LoadMode, ...] = ("concurrency", "rate")
@@ -132,11 +134,13 @@ def _certificate(values: Array, limit: float) -> tuple[SloCheck, ...]:
     """The product's own certificate over replicates, one row of values each."""
     slo = parse_slo(f"p95_ttft={limit:.9f}ms")
     whole = np.arange(len(values))
+    rows: list[list[float]] = values.tolist()
     return certify(
         [_checks(row, limit) for row in values],
         slo=slo,
         pooled=_checks(values.ravel(), limit),
         without_each=[_checks(values[whole != i].ravel(), limit) for i in whole],
+        samples=[sample_of(rows, 95, confidence=0.975), None],
     )
 
 
@@ -158,16 +162,23 @@ def coverage_table(*, quick: bool) -> None:
     print("share of intervals that contain the truth (5 replicates of 1,000 requests each)")
     form = "{:<34}{:>11}{:>13}{:>15}{:>13}"
     print(form.format("", "load/cap.", "certificate", "naive, pooled", "ratio of two"))
-    for utilisation in _UTILISATIONS:
-        row = _queue_coverage(utilisation, 500 if quick else 1000, quick=quick)
-        print(form.format("M/G/1 waiting, p95", f"{utilisation:.2f}", *row), flush=True)
-    for mode in _MODES:
-        capacity = _engine_capacity(mode)
-        for utilisation in _UTILISATIONS:
-            load = _at(mode, utilisation * capacity)
-            for metric, row in _engine_coverage(load, repetitions).items():
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        capacities = dict(zip(_MODES, pool.map(_engine_capacity, _MODES), strict=True))
+        queues = [
+            pool.submit(_queue_coverage, at, 500 if quick else 1000, quick=quick)
+            for at in _UTILISATIONS
+        ]
+        engines = [
+            (mode, at, pool.submit(_engine_coverage, _at(mode, at * capacities[mode]), repetitions))
+            for mode in _MODES
+            for at in _UTILISATIONS
+        ]
+        for at, queue in zip(_UTILISATIONS, queues, strict=True):
+            print(form.format("M/G/1 waiting, p95", f"{at:.2f}", *queue.result()), flush=True)
+        for mode, at, engine in engines:
+            for metric, row in engine.result().items():
                 name = f"engine, {mode}, p95 {metric.upper()}"
-                print(form.format(name, f"{utilisation:.2f}", *row), flush=True)
+                print(form.format(name, f"{at:.2f}", *row), flush=True)
 
 
 def _queue_coverage(load: float, repetitions: int, *, quick: bool) -> tuple[str, ...]:
@@ -253,10 +264,11 @@ def _engine_coverage(load: Load, repetitions: int) -> dict[str, tuple[str, ...]]
         workload = _workload(Path(folder), 1000)
         long = _workload(Path(folder), 4000)
     engines = [_engine(), _engine({"max_num_seqs": 64, "max_num_batched_tokens": 512})]
-    truths = [_truth(engine, load, long) for engine in engines]
+    # The ratio's interval is a tenth of a percent wide; twelve long probes do not know it so well.
+    truths = [_truth(engine, load, long, seeds=max(12, repetitions // 2)) for engine in engines]
     true_ratio = truths[1].output_tokens_per_s / truths[0].output_tokens_per_s
-    # Few independent replicates, drawn into many sets of five: a set shares none within itself.
-    seeds = range(max(30, repetitions // 4))
+    # As many replicates as sets, each in about five of these: a set shares none within itself.
+    seeds = range(repetitions)
     probes, others = (
         [
             virtual_probe(
@@ -270,14 +282,14 @@ def _engine_coverage(load: Load, repetitions: int) -> dict[str, tuple[str, ...]]
         [compute_metrics([p], slo=_SLO).output_tokens_per_s or 0.0 for p in row]
         for row in (probes, others)
     )
-    checks = [check_probes([p], slo=_SLO) for p in probes]
     rng = random.Random(5)
     sets = [rng.sample(seeds, 5) for _ in range(repetitions)]
-    cells = [_cell_check([probes[i] for i in s], [checks[i] for i in s]) for s in sets]
+    cells = [certify_probes([probes[i] for i in s], slo=_SLO) for s in sets]
     ratios = [
-        paired_ratio_interval([other_tokens[i] for i in s], [tokens[i] for i in s])[1] for s in sets
+        paired_ratio_interval([other_tokens[i] for i in s], [tokens[i] for i in s])[1]
+        for s in [*sets, *(rng.sample(seeds, 5) for _ in range(_MORE_RATIOS * repetitions))]
     ]
-    inside = sum(_contains(r.low, r.high, true_ratio) for r in ratios)
+    inside = sum(_contains(r.low, r.high, true_ratio) for r in ratios) / len(ratios)
     rows = {}
     for position, metric in enumerate(("ttft", "tpot")):
         truth = getattr(truths[0], f"p95_{metric}_ms")
@@ -286,23 +298,13 @@ def _engine_coverage(load: Load, repetitions: int) -> dict[str, tuple[str, ...]]
             percentile_interval([v for i in s for v in values[i] if v is not None], 95)
             for s in sets
         ]
-        counts = (
-            sum(_contains(c[position].low, c[position].high, truth) for c in cells),
-            sum(_contains(p.low, p.high, truth) for p in pooled),
+        shares = (
+            sum(_contains(c[position].low, c[position].high, truth) for c in cells) / repetitions,
+            sum(_contains(p.low, p.high, truth) for p in pooled) / repetitions,
             inside,
         )
-        rows[metric] = tuple(f"{count / repetitions:.3f}" for count in counts)
+        rows[metric] = tuple(f"{share:.3f}" for share in shares)
     return rows
-
-
-def _cell_check(probes: Sequence[Probe], own: Sequence[Any]) -> tuple[SloCheck, ...]:
-    rests = [[p for p in probes if p is not left_out] for left_out in probes]
-    return certify(
-        own,
-        slo=_SLO,
-        pooled=check_probes(probes, slo=_SLO),
-        without_each=[check_probes(rest, slo=_SLO) for rest in rests],
-    )
 
 
 # --- growing queues ----------------------------------------------------------------------------

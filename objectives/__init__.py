@@ -1,7 +1,7 @@
 """What good means: metrics, SLO, statistics and policies; imports nothing of ours."""
 
 from objectives.capacity import Capacity, CapacitySearch, LoadPoint, Score, fit_capacity
-from objectives.certificate import allowed_share, certify
+from objectives.certificate import allowed_share, certify, certify_probes
 from objectives.checks import (
     SloCheck,
     check_probes,
@@ -73,6 +73,7 @@ __all__ = [
     "Target",
     "allowed_share",
     "certify",
+    "certify_probes",
     "check_probes",
     "check_slo",
     "choose_target_load",

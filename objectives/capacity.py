@@ -15,8 +15,9 @@ from objectives.statistics import isotonic_fit
 
 MAX_PROBES = 16
 _LARGEST_STEP = 2.0
-# An expectation is followed so far from what was measured, and no farther.
-_LARGEST_JUMP = 4.0
+# An expectation is followed so far from what was measured, and no farther. A jump too far costs
+# little: a load that is clearly too high is given up early.
+_LARGEST_JUMP = 8.0
 # A rate so far below the first one is no load any more; concurrency ends at 1.
 _LARGEST_FALL = 16.0
 # A guess inside the bracket keeps this share of its width from either end.
@@ -105,7 +106,9 @@ class CapacitySearch:
         if self._is_worth_a_jump(edge, points, is_up=is_up):
             assert self.expected is not None
             return self._allowed(self.expected)
-        steps = sum(p.load >= self.start if is_up else p.load <= self.start for p in points)
+        # A load that was expected and held is where the steps begin again.
+        origin = self._expected_load(points) or self.start
+        steps = sum(p.load >= origin if is_up else p.load <= origin for p in points)
         factor = min(self.step ** (2 ** max(steps - 1, 0)), _LARGEST_STEP)
         load = self._up(edge, factor) if is_up else self._down(edge, factor)
         return load if (load > edge if is_up else load < edge) else None
@@ -115,18 +118,27 @@ class CapacitySearch:
         if self.expected is None:
             return False
         factor = self.expected / edge if is_up else edge / self.expected
-        has_jumped = any(p.load == self._allowed(self.expected) for p in points)
+        has_jumped = self._expected_load(points) is not None
         # One load apart is no jump, and a prediction that far off is no prediction.
         is_far = abs(self._allowed(self.expected) - edge) > (1 if self.is_integer else 0)
         return not has_jumped and is_far and 1 < factor <= _LARGEST_JUMP
+
+    def _expected_load(self, points: Sequence[LoadPoint]) -> float | None:
+        """The expected load, if it was probed."""
+        expected = None if self.expected is None else self._allowed(self.expected)
+        return next((p.load for p in points if p.load == expected), None)
 
     def _is_narrow(self, low: float, high: float) -> bool:
         if high <= low:
             # A pass above a failure: noise, and the fit over all probes has to settle it.
             return True
+        return high <= self._nearest_above(low)
+
+    def _nearest_above(self, low: float) -> float:
+        """The load that is no farther from another than the resolution."""
         if self.is_integer:
-            return high - low <= max(1.0, self.resolution * low)
-        return high / low <= 1 + self.resolution
+            return low + max(1.0, self.resolution * low)
+        return low * (1 + self.resolution)
 
     def _between(self, low: float, high: float, points: Sequence[LoadPoint]) -> float:
         """Where the ratio should cross 1, kept off both ends; the middle where that is unknown.
@@ -134,9 +146,12 @@ class CapacitySearch:
         Aiming always at the crossing would move one end only, so a guess that lies within the
         resolution of an end is moved to the crossing's other side.
         """
+        guess = _crossing(low, high, points) or self._below(low, high, points)
+        least, most = self._last_loads(low, high)
+        if least <= most:
+            return self._allowed(min(max(guess, least), most))
         width = math.log(high / low)
-        guess = _crossing(low, high, points)
-        place = 0.5 if guess is None else math.log(guess / low) / width
+        place = math.log(guess / low) / width
         near = math.log1p(self.resolution) / width
         if place < near:
             place += near / 2
@@ -147,6 +162,27 @@ class CapacitySearch:
         if self.is_integer:
             load = min(max(load, low + 1), high - 1)
         return load
+
+    def _below(self, low: float, high: float, points: Sequence[LoadPoint]) -> float:
+        """Without ratios the middle; not so far below a load that was expected to hold."""
+        middle = math.sqrt(low * high)
+        expected = self._expected_load(points)
+        if expected is None or high > expected:
+            return middle
+        failed = sum(not p.holds and p.load <= expected for p in points)
+        return max(middle, high / math.pow(self.step, 2 ** (failed - 1)))
+
+    def below(self, load: float) -> float:
+        """The next load down that differs from another."""
+        lower = load / (1 + self.resolution)
+        return self._allowed(min(lower, load - 1)) if self.is_integer else lower
+
+    def _last_loads(self, low: float, high: float) -> tuple[float, float]:
+        """Between these a probe ends the search whatever comes of it; none where they cross."""
+        least, most = high / (1 + self.resolution), self._nearest_above(low)
+        if not self.is_integer:
+            return least, most
+        return min(math.ceil(least), high - 1), math.floor(most)
 
     def _allowed(self, load: float) -> float:
         if not self.is_integer:

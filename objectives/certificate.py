@@ -9,8 +9,10 @@ logarithms, and the jackknife, of pseudo-values `R * ln(all) - (R - 1) * ln(all 
 Tibshirani, 1993, chapter 11). Percentiles of short, correlated runs are biased low, which the
 jackknife takes off in part; where the pooled percentile hangs on one replicate it is too sure,
 which the other is not. Together, at a confidence somewhat above the nominal one, they cover what
-they promise (`benchmarks/claims.py`). The guarantee is stated in load: at the very limit no cheap
-test reaches its nominal level, 5 % above it both together do.
+they promise (`benchmarks/claims.py`), unless a replicate is shorter than the queue's own memory.
+So where all requests are worth fewer independent ones than a percentile needs, the upper end lies
+at least as far above it as it lies above the median. The guarantee is stated in load: at the very
+limit no cheap test reaches its nominal level, 5 % above it both together do.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from objectives.checks import SloCheck, slo_holds
+from objectives.checks import Sample, SloCheck, check_probes, samples_of, slo_holds
+from objectives.records import Probe
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import Interval, mean_interval
 
 # Intervals said to be of 95 % are computed at this confidence: skewed and biased as tails of short
 # runs are, they then contain the truth in about 95 % of cases.
-_CONFIDENCE = 0.97
+_CONFIDENCE = 0.975
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,25 @@ class _Test:
         return self.interval.low is not None and self.interval.low > self.limit
 
 
+def certify_probes(probes: Sequence[Probe], *, slo: Slo) -> tuple[SloCheck, ...]:
+    """The checks of probes of one setting at one load, each with its own seed, together."""
+    rests = [[*probes[:i], *probes[i + 1 :]] for i in range(len(probes))]
+    return certify(
+        [check_probes([probe], slo=slo) for probe in probes],
+        slo=slo,
+        pooled=check_probes(probes, slo=slo),
+        without_each=[check_probes(rest, slo=slo) for rest in rests if rest],
+        samples=samples_of(probes, slo=slo, confidence=_CONFIDENCE),
+    )
+
+
 def certify(
     replicates: Sequence[Sequence[SloCheck]],
     *,
     slo: Slo,
     pooled: Sequence[SloCheck],
     without_each: Sequence[Sequence[SloCheck]] = (),
+    samples: Sequence[Sample | None] = (),
 ) -> tuple[SloCheck, ...]:
     """The checks of all replicates together: `holds`, `low` and `high` come from their scatter.
 
@@ -64,12 +80,13 @@ def certify(
         pooled: the checks over the requests of all replicates; they give `observed` and `ratio`.
         without_each: the checks over all replicates but one, for each of them; empty where the
             requests are no longer there, and the replicates' own values have to do.
+        samples: what the requests behind each target are worth; empty as `without_each`.
     """
     columns = list(zip(*replicates, strict=True))
     others = list(zip(*without_each, strict=True)) or [()] * len(columns)
+    known = list(samples) or [None] * len(columns)
     return tuple(
-        _certify(target, column, check, other)
-        for target, column, check, other in zip(slo.targets, columns, pooled, others, strict=True)
+        _certify(*row) for row in zip(slo.targets, columns, pooled, others, known, strict=True)
     )
 
 
@@ -92,12 +109,22 @@ def allowed_share(target: Target) -> float | None:
 
 
 def _certify(
-    target: Target, column: Sequence[SloCheck], pooled: SloCheck, others: Sequence[SloCheck]
+    target: Target,
+    column: Sequence[SloCheck],
+    pooled: SloCheck,
+    others: Sequence[SloCheck],
+    sample: Sample | None,
 ) -> SloCheck:
     shown = _value_test(target, column, pooled, others)
+    if shown and sample and sample.independent < sample.needed:
+        shown = _with_tail(shown, pooled, sample)
     tests = [test for test in (shown, _share_test(target, column)) if test is not None]
     holds = _verdict(target, column, tests)
     interval = _in_unit(target, shown.interval if shown else tests[0].interval if tests else None)
+    if holds is None and sample and sample.independent < sample.needed:
+        pooled = replace(
+            pooled, n_needed=math.ceil(pooled.n * sample.needed / max(sample.independent, 1.0))
+        )
     return replace(pooled, holds=holds, low=interval.low, high=interval.high)
 
 
@@ -114,6 +141,17 @@ def _verdict(target: Target, column: Sequence[SloCheck], tests: Sequence[_Test])
     if any(check.n < check.n_needed for check in column):
         return None
     return True if all(test.is_below for test in tests) else None
+
+
+def _with_tail(test: _Test, pooled: SloCheck, sample: Sample) -> _Test:
+    """A test whose requests are worth too few: the tail may reach as far again as it was seen to.
+
+    All of them may be one stretch of luck, and their scatter then says little of what else happens.
+    """
+    low, high = test.interval.low, test.interval.high
+    if high is None or sample.tail is None or not pooled.observed:
+        return replace(test, interval=Interval(low, None))
+    return replace(test, interval=Interval(low, max(high, math.log(pooled.observed) + sample.tail)))
 
 
 def _value_test(
@@ -156,9 +194,11 @@ def _share_test(target: Target, column: Sequence[SloCheck]) -> _Test | None:
 
 def _in_unit(target: Target, interval: Interval | None) -> Interval:
     """Bounds in the unit of the limit."""
-    if interval is None or interval.low is None or interval.high is None:
+    if interval is None or interval.low is None:
         return Interval(None, None)
     low, high = interval.low, interval.high
+    if high is None:
+        return Interval(math.exp(low), None)
     if target.metric is Metric.GOODPUT:
         return Interval(max(0.0, 1 - high), min(1.0, 1 - low))
     if target.metric.is_share:

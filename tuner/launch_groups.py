@@ -4,7 +4,8 @@ Pure: from the space and the trials so far to a launch and the limits to put in 
 
 1. What only a launch can set (memory, data types, ...) is part of the launch, as it is.
 2. Sequences and tokens are launched at the largest values of the space, or left at the engine's
-   defaults where these cover the space; limits go down from there.
+   defaults where these cover the space; limits go down from there. The defaults' own engine, which
+   the baseline has started, serves what it covers until a setting needs a larger one.
 3. An engine launched for more tokens and sequences keeps less memory for its KV cache. Where the
    launches so far show that it would be less than 1/1.1 of what the setting's own launch has, the
    setting is measured on a smaller launch: ceilings are divided by 4, tokens first, until the
@@ -113,7 +114,7 @@ class LaunchGroups:
             self._largest("max_num_seqs", settings, at_least=size.seqs),
         )
         defaults = facts.default_size
-        if not launch_only and defaults is not None and defaults.covers(top):
+        if not launch_only and defaults is not None and facts.are_defaults_for(size, top):
             yield {}, defaults
         named = self._named(settings)
         for step_sum in range(2 * _steps(top)):
@@ -190,6 +191,14 @@ class _Facts:
             enable_chunked_prefill=chunked,
         )
         return _Size(tokens, seqs), limits
+
+    def are_defaults_for(self, size: _Size, top: _Size) -> bool:
+        """Whether the defaults' launch serves a setting: once there is a larger one, that does."""
+        defaults = self.default_size
+        if defaults is None or not defaults.covers(size):
+            return False
+        others = (r.size for r in self.ready if not r.launch_only and r.size != defaults)
+        return defaults.covers(top) or not any(other.covers(size) for other in others)
 
     def may_launch(self, launch_only: Settings, launch: _Size, size: _Size) -> bool:
         """Whether a launch is known neither to fail nor to distort the setting's KV space."""

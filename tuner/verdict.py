@@ -21,8 +21,7 @@ from objectives import (
     Slo,
     SloCheck,
     certify,
-    check_probes,
-    check_slo,
+    certify_probes,
     choose_target_load,
     compute_metrics,
     join_replicates,
@@ -255,17 +254,14 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
     levels = tuple(level for level, _ in members)
     probes = [probe for _, probe in members if probe is not None and probe.records]
     first = levels[0]
-    own = [level.checks for level in levels]
     if len(probes) == len(levels):
         # Again from the requests: records of earlier versions lack some of what is judged by now.
-        own = [check_probes([probe], slo=slo) for probe in probes]
         metrics = compute_metrics(probes, slo=slo)
-        pooled = check_slo(probes, slo=slo, metrics=metrics)
-        checks = certify(own, slo=slo, pooled=pooled, without_each=_without_each(probes, slo))
+        checks = certify_probes(probes, slo=slo)
     else:
         # The request logs were left out of this copy of the run: one replicate has to stand in.
         metrics = first.metrics
-        checks = certify(own, slo=slo, pooled=first.checks)
+        checks = certify([level.checks for level in levels], slo=slo, pooled=first.checks)
     return Cell(
         trial=trial,
         load=first.load,
@@ -276,14 +272,6 @@ def _cell(trial: int, members: Sequence[tuple[LevelResult, Probe | None]], *, sl
         # A replicate that was not in steady state proves nothing.
         holds=None if any(lv.unsteady for lv in levels) else slo_holds(checks),
     )
-
-
-def _without_each(probes: Sequence[Probe], slo: Slo) -> list[tuple[SloCheck, ...]]:
-    """The checks over all probes but one, for each of them."""
-    if len(probes) < 2:
-        return []
-    rests = [[*probes[:i], *probes[i + 1 :]] for i in range(len(probes))]
-    return [check_probes(rest, slo=slo) for rest in rests]
 
 
 def _judged(cell: Cell, *, is_broken: bool, replicates: int) -> Cell:

@@ -29,6 +29,8 @@ from tuner.records import LevelResult, ProbePoint
 _WORTHWHILE = 0.03
 # A challenger must carry so much more than the incumbent has proven.
 _CHALLENGE = 0.02
+# So often a load that failed on a further seed is lowered, as a certificate's is.
+_RETREATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,9 @@ class PromotionWalk:
 
     Near its capacity one run is nearly one sample, and the best of many is the luckiest of them.
     All that were ever best were measured on the same further seeds, so they are compared in pairs;
-    a load that fails on one of them holds no more, and the next one below has to prove itself.
+    a load that fails on one of them holds no more, and one a step of the resolution below it, three
+    times at most, or the next one that held has to prove itself. The first setting that holds is no
+    choice among many, and is spared them.
 
     Attributes:
         search: of the capacity.
@@ -192,7 +196,10 @@ class PromotionWalk:
         if point is not None:
             return point
         best = contender(done)
-        if best is None or (self.incumbent and not self.incumbent.is_beaten_by(best)):
+        lowered = self._lowered(done)
+        if lowered is not None and (best is None or lowered.load.value >= best.load):
+            return lowered
+        if best is None or self.incumbent is None or not self.incumbent.is_beaten_by(best):
             return None
         measured = {seed for seed, _ in best.tokens_by_seed}
         left = [seed for seed in self.seeds if seed not in measured]
@@ -201,18 +208,37 @@ class PromotionWalk:
         load = next(lv.load for lv in done if lv.load.value == best.load)
         return ProbePoint(load, left[0], may_stop_early=True)
 
+    @property
+    def _capacity(self) -> CapacityWalk:
+        return self.search if isinstance(self.search, CapacityWalk) else self.search.capacity
+
+    def _lowered(self, done: Sequence[LevelResult]) -> ProbePoint | None:
+        """Below what failed on a further seed: on that seed first, then on the search's own."""
+        failed = [lv for lv in done if lv.seed in self.seeds and not lv.carries]
+        if not failed or len(failed) > _RETREATS:
+            return None
+        capacity = self._capacity
+        last = min(failed, key=lambda lv: lv.load.value)
+        load = capacity.search.below(last.load.value)
+        measured = {lv.seed for lv in done if lv.load.value == load}
+        left = [seed for seed in (last.seed, capacity.seed) if seed not in measured]
+        if not left:
+            return None
+        return ProbePoint(Load(capacity.mode, load), left[0], may_stop_early=True)
+
 
 def contender(levels: Sequence[LevelResult]) -> Incumbent | None:
     """A setting as it would be the incumbent: at its best load; None where it holds at none."""
     best = Candidate(0, join_replicates(level.level for level in levels)).best_level
     if best is None:
         return None
-    tokens = [
-        (level.seed, level.metrics.output_tokens_per_s)
+    tokens = {
+        level.seed: level.metrics.output_tokens_per_s
         for level in levels
         if level.load.value == best.load
-    ]
-    known = tuple((seed, value) for seed, value in tokens if value)
+    }
+    seeds = dict.fromkeys(level.seed for level in levels)
+    known = tuple((seed, value) for seed in seeds if (value := tokens.get(seed)))
     return Incumbent(best.load, known) if known else None
 
 

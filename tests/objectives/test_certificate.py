@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from objectives import SloCheck, certify, parse_slo
+from objectives import Probe, SloCheck, certify, certify_probes, parse_slo
 from objectives.statistics import percentile
+from tests.objectives.builders import make_probe, make_record
 
 SLO = parse_slo("p95_ttft=800ms")
 
@@ -115,6 +116,42 @@ def test_every_kind_of_target_has_its_test(
     assert found.holds is holds
     if found.low is not None and found.high is not None:
         assert found.low <= sum(values) / len(values) <= found.high
+
+
+def _probes(paces_ms: list[float], *, requests: int = 100) -> list[Probe]:
+    """Probes of requests that nearly share a TTFT, which is each probe's own."""
+    rng = random.Random(4)
+    return [
+        make_probe(
+            [
+                make_record(i, scheduled_s=i, ttft_ms=pace * rng.uniform(0.9, 1.1))
+                for i in range(requests)
+            ]
+        )
+        for pace in paces_ms
+    ]
+
+
+def test_requests_that_are_worth_few_bound_nothing_from_near() -> None:
+    """500 requests in five bunches are a handful: the end lies as far above as the tail did."""
+    bunched, spread = _probes([200, 400, 210, 390, 205]), _probes([300] * 5)
+    found = certify_probes(bunched, slo=SLO)[0]
+    assert found.observed is not None
+    assert found.high is not None
+    assert found.high >= found.observed**2 / 230  # the median is the upper half's lower end
+    independent = certify_probes(spread, slo=SLO)[0]
+    assert independent.high is not None
+    assert independent.high < 1.05 * 330
+    assert independent.holds is True
+
+
+def test_unresolved_for_want_of_independent_requests_says_how_many_it_needs() -> None:
+    """Bunched requests near their limit: unresolved, and far more than 59 would be needed."""
+    slo = parse_slo("p95_ttft=450ms")
+    found = certify_probes(_probes([200, 400, 210, 390, 205]), slo=slo)[0]
+    assert found.holds is None
+    assert found.n == 500
+    assert found.n_needed > 2 * found.n
 
 
 def test_pooling_certifies_what_replicates_do_not() -> None:

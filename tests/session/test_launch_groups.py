@@ -47,6 +47,7 @@ def _trial(
 
 
 DEFAULTS = _trial({})
+TOP: dict[str, Value] = {"max_num_batched_tokens": 16384, "max_num_seqs": 512}
 
 
 def _launch(plan: LivePlan | None) -> dict[str, Value]:
@@ -63,10 +64,21 @@ def test_the_baseline_is_launched_as_it_is() -> None:
 def test_a_setting_is_measured_on_a_launch_for_the_whole_space() -> None:
     """Limits of the setting, ceilings of the space; before the defaults are known as well."""
     for records in ([], [DEFAULTS]):
-        plan = _groups().plan({"max_num_seqs": 8, "max_num_batched_tokens": 512}, records)
-        assert _launch(plan) == {"max_num_batched_tokens": 16384, "max_num_seqs": 512}
+        plan = _groups().plan({"max_num_seqs": 8, "max_num_batched_tokens": 16384}, records)
+        assert _launch(plan) == TOP
         assert plan is not None
-        assert plan.limits == LiveLimits(8, 512, 0, True)
+        assert plan.limits == LiveLimits(8, 16384, 0, True)
+
+
+def test_the_defaults_engine_serves_what_it_covers_until_a_larger_one_is_needed() -> None:
+    """It runs already; but going back and forth between two would cost a start each time."""
+    small = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    plan = _groups().plan(small, [DEFAULTS])
+    assert plan == LivePlan({}, LiveLimits(8, 512, 0, True), "/run/live")
+    larger = _trial(TOP, seqs=512, tokens=16384)
+    assert _launch(_groups().plan(small, [DEFAULTS, larger])) == TOP
+    lost = _trial(TOP, seqs=None, tokens=None, use=LiveUse(TOP, "not_started"))
+    assert _launch(_groups().plan(small, [DEFAULTS, lost])) == {}
 
 
 def test_defaults_that_cover_the_space_are_the_launch() -> None:
@@ -115,8 +127,8 @@ def test_a_reference_with_an_option_nobody_varies_has_its_own_launch() -> None:
 
 def test_a_reference_above_the_space_raises_the_ceiling() -> None:
     """Limits can only go down, so the launch covers the setting as well."""
-    plan = _groups().plan({"max_num_seqs": 700, "max_num_batched_tokens": 512}, [DEFAULTS])
-    assert _launch(plan)["max_num_seqs"] == 700
+    plan = _groups().plan({"max_num_seqs": 1300, "max_num_batched_tokens": 2048}, [DEFAULTS])
+    assert _launch(plan)["max_num_seqs"] == 1300
 
 
 def test_all_six_limits_are_resolved() -> None:
@@ -182,7 +194,8 @@ def test_a_launch_that_did_not_start_is_not_tried_again() -> None:
     top = {"max_num_batched_tokens": 16384, "max_num_seqs": 512}
     failed = _trial(top, seqs=None, tokens=None, use=LiveUse(top, "not_started", "OOM"))
     settings: dict[str, Value] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
-    assert _launch(_groups().plan(settings, [DEFAULTS, failed])) == {
+    too_small = _trial({}, seqs=4, tokens=2048)
+    assert _launch(_groups().plan(settings, [too_small, failed])) == {
         "max_num_batched_tokens": 4096,
         "max_num_seqs": 512,
     }

@@ -207,9 +207,19 @@ def _promoted(walk: PromotionWalk, capacities: dict[int, float]) -> list[tuple[f
     return [(level.load.value, level.seed) for level in done]
 
 
-def test_the_first_setting_that_holds_proves_its_best_load_on_further_seeds() -> None:
+# It carries so little that everything beats it.
+_BEATEN = Incumbent(1.0, ((SEED, 1.0),))
+
+
+def test_the_first_setting_that_holds_is_spared_further_seeds() -> None:
+    """It is no lucky one among many; the certificate comes later."""
+    driven = _promoted(_promotion(None), {SEED: 40})
+    assert {seed for _, seed in driven} == {SEED}
+
+
+def test_a_setting_that_would_become_the_best_proves_its_best_load_on_further_seeds() -> None:
     """The capacity on the search's seed, then the same load on both further seeds."""
-    driven = _promoted(_promotion(None), {SEED: 40, 70: 45, 71: 41})
+    driven = _promoted(_promotion(_BEATEN), {SEED: 40, 70: 45, 71: 41})
     best = max(load for load, seed in driven if seed == SEED and load <= 40)
     assert driven[-2:] == [(best, 70), (best, 71)]
     assert all(seed == SEED for _, seed in driven[:-2])
@@ -217,7 +227,7 @@ def test_the_first_setting_that_holds_proves_its_best_load_on_further_seeds() ->
 
 def test_a_load_that_fails_on_a_further_seed_is_replaced_by_the_next_one_below() -> None:
     """Luck on the first seed is not published: lower loads are proven until one holds on all."""
-    driven = _promoted(_promotion(None), {SEED: 40, 70: 34, 71: 60})
+    driven = _promoted(_promotion(_BEATEN), {SEED: 40, 70: 34, 71: 60})
     proven = [load for load, seed in driven if seed == 71]
     assert len(proven) == 1
     assert proven[0] <= 34
@@ -226,6 +236,23 @@ def test_a_load_that_fails_on_a_further_seed_is_replaced_by_the_next_one_below()
     assert found is not None
     assert found.load == proven[0]
     assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
+
+
+def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
+    """A jump to an expected load leaves none near it; then it is lowered as a certificate's is."""
+    search = CapacitySearch(start=8.0, expected=60.0)
+    walk = PromotionWalk(
+        CapacityWalk(search, "concurrency", SEED, SLO), (70, 71), Incumbent(1.0, ((SEED, 1.0),))
+    )
+    capacities = {SEED: 60.5, 70: 55, 71: 90}
+    driven = _promoted(walk, capacities)
+    levels = [replace(_level(v, capacities[s]), seed=s) for v, s in driven]
+    found = contender(levels)
+    assert found is not None
+    assert 51 <= found.load <= 55
+    assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
+    failed = [load for load, seed in driven if seed == 70 and load > 55]
+    assert len(failed) == len({*failed}) <= 3
 
 
 def test_a_challenger_that_carries_less_than_the_best_costs_no_further_seeds() -> None:

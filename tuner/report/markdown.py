@@ -9,8 +9,10 @@ from typing import Any
 from tuner.report.phrases import (
     POLICIES,
     SIMULATED_TEXT,
+    check_text,
     command_text,
     cost_text,
+    holds_text,
     load_text,
     number_text,
     rows,
@@ -103,7 +105,7 @@ def _recommendation(name: str, found: Mapping[str, Any] | None) -> str:
             number_text(check["observed"]),
             number_text(check["ratio"], digits=2),
             f"{number_text(check['low'])} to {number_text(check['high'])}",
-            _verdict_word(check["holds"]),
+            check_text(check),
         )
         for check in found["slo_checks"]
     ]
@@ -207,7 +209,7 @@ def _confirmations(document: Mapping[str, Any]) -> str:
             number_text(level["output_tokens_per_s"]),
             number_text(level["p95_ttft_ms"], "ms"),
             number_text(level["p95_tpot_ms"], "ms"),
-            _verdict_word(level["holds"]),
+            holds_text(level["holds"]),
         )
         for confirmation in document["confirmations"]
         for level in confirmation["levels"]
@@ -232,10 +234,6 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in body]
     return "\n".join(lines)
-
-
-def _verdict_word(holds: bool | None) -> str:
-    return {True: "holds", False: "fails", None: "unresolved"}[holds]
 
 
 def _safe(text: str) -> str:

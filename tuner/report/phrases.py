@@ -28,6 +28,19 @@ def number_text(value: float | None, unit: str = "", *, digits: int = 3) -> str:
     return f"{text} {unit}".rstrip()
 
 
+def holds_text(holds: bool | None) -> str:
+    """One of the three values of a verdict."""
+    return {True: "holds", False: "fails", None: "unresolved"}[holds]
+
+
+def check_text(check: Mapping[str, Any]) -> str:
+    """The verdict on a target; where requests were too few for one, with how many it needs."""
+    text = holds_text(check["holds"])
+    if check["holds"] is not None or check["n"] >= check["n_needed"]:
+        return text
+    return f"{text}: {check['n']:,} requests, {check['n_needed']:,} needed"
+
+
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings in one line; none means the engine's defaults."""
     return ", ".join(f"{n}={v}" for n, v in settings.items()) or "defaults"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.report.phrases import command_text, load_text, number_text
+from tuner.report.phrases import check_text, command_text, load_text, number_text
 
 _NAMES = {
     "output_tokens_per_s": ("output tokens/s", ""),
@@ -38,11 +38,11 @@ def verification_text(document: Mapping[str, Any], *, path: str) -> str:
 
 
 def _check(check: Mapping[str, Any]) -> str:
-    word = {True: "holds", False: "fails", None: "unresolved"}[check["holds"]]
     bounds = ""
     if check["low"] is not None and check["high"] is not None:
         bounds = f", bounds {check['low']:.4g} to {check['high']:.4g}"
-    return f"{check['target']}: {word} (observed {number_text(check['observed'])}{bounds})"
+    observed = number_text(check["observed"])
+    return f"{check['target']}: {check_text(check)} (observed {observed}{bounds})"
 
 
 def _figure(document: Mapping[str, Any], name: str) -> str:
