@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from objectives.metrics import (
     Metrics,
+    all_gaps_ms,
     apply_stat,
     compute_metrics,
     is_good,
@@ -18,6 +21,7 @@ from objectives.records import Probe, RequestRecord
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import (
     Interval,
+    Values,
     independent_count,
     mean_interval,
     percentile,
@@ -183,13 +187,13 @@ def _check(
 def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck:
     assert target.stat is not None
     values = _latency_values(target, records)
-    observed = apply_stat(values, target.stat) if values else None
+    observed = apply_stat(values, target.stat)
     # Interpolating next to an infinite value gives nan; either way the failures decide.
     if observed is not None and not math.isfinite(observed):
         observed = None
     interval = _latency_interval(values, target.stat)
     needed = _sample_needed(target)
-    holds = _latency_verdict(target, values, observed, interval, needed)
+    holds = _latency_verdict(target, len(values), observed, interval, needed)
     ratio = None if observed is None else observed / target.limit
     violating = None
     if target.stat != "mean" and target.metric is not Metric.ITL:
@@ -207,10 +211,10 @@ def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck
     )
 
 
-def _latency_values(target: Target, records: Sequence[RequestRecord]) -> list[float]:
+def _latency_values(target: Target, records: Sequence[RequestRecord]) -> Values:
     if target.metric is Metric.ITL:
-        gaps = [gap for r in records if r.succeeded for gap in r.itl_ms]
-        return gaps + [math.inf] * sum(r.is_error for r in records)
+        gaps = all_gaps_ms([r for r in records if r.succeeded])
+        return np.append(gaps, [math.inf] * sum(r.is_error for r in records))
     values = [_latency_value(record, target) for record in records]
     return [value for value in values if value is not None]
 
@@ -238,27 +242,26 @@ def _latency_value(record: RequestRecord, target: Target) -> float | None:
     return request_value(record, target.metric, stat=target.stat)
 
 
-def _latency_interval(values: Sequence[float], stat: str) -> Interval:
-    finite = [value for value in values if math.isfinite(value)]
-    if stat == "max" or not values:
+def _latency_interval(values: Values, stat: str) -> Interval:
+    if stat == "max":
         return Interval(None, None)
     if stat == "mean":
-        return mean_interval(values) if len(finite) == len(values) else Interval(None, None)
+        return mean_interval(values) if np.isfinite(values).all() else Interval(None, None)
     return percentile_interval(values, float(stat.removeprefix("p")))
 
 
 def _latency_verdict(
     target: Target,
-    values: Sequence[float],
+    count: int,
     observed: float | None,
     interval: Interval,
     needed: int,
 ) -> bool | None:
-    if not values:
+    if not count:
         return None
     if observed is None:
         return False
-    if len(values) >= needed:
+    if count >= needed:
         return observed <= target.limit
     if target.stat == "max" and observed > target.limit:
         return False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from objectives.records import EngineCounters, Probe, RequestFailure, RequestRecord
 from objectives.slo import Metric, Slo, Target
-from objectives.statistics import mean, percentile
+from objectives.statistics import Values, mean, percentile
 
 _T = TypeVar("_T")
 # What requests are marked with that were open when the load generator stopped.
@@ -69,8 +69,7 @@ def compute_metrics(probes: Sequence[Probe], *, slo: Slo) -> Metrics:
     """
     names = sorted({r.traffic_class for probe in probes for r in probe.measured})
     # Asked for each request several times, and dear where it is a percentile of a request's gaps.
-    targets = slo.latency_targets
-    good = frozenset(id(r) for probe in probes for r in probe.records if is_good(r, targets))
+    good = _good_ids([r for probe in probes for r in probe.records], slo.latency_targets)
     by_class = {name: _compute(probes, good=good, traffic_class=name) for name in names}
     return _compute(probes, good=good, traffic_class=None, by_class=by_class)
 
@@ -109,14 +108,14 @@ def least_value(record: RequestRecord, metric: Metric) -> float | None:
     return None
 
 
-def apply_stat(values: Sequence[float], stat: str) -> float | None:
+def apply_stat(values: Values, stat: str) -> float | None:
     """The statistic named as in the SLO text: `mean`, `max` or `pXX`."""
     if len(values) == 0:
         return None
     if stat == "mean":
         return mean(values)
     if stat == "max":
-        return max(values)
+        return float(np.max(values))
     return percentile(values, float(stat.removeprefix("p")))
 
 
@@ -126,6 +125,29 @@ def is_good(record: RequestRecord, targets: Iterable[Target]) -> bool:
         _meets(record, target)
         for target in targets
         if target.traffic_class in (None, record.traffic_class)
+    )
+
+
+def _good_ids(records: Sequence[RequestRecord], targets: Sequence[Target]) -> frozenset[int]:
+    """The ids of those that are good; a limit on gaps that the longest gap meets needs no more."""
+    itl = [target for target in targets if target.metric is Metric.ITL]
+    least_ms = min((target.limit for target in itl), default=0.0)
+    others = [target for target in targets if target.metric is not Metric.ITL]
+    smooth = _smooth_ids(records, least_ms) if itl else frozenset()
+    return frozenset(id(r) for r in records if is_good(r, others if id(r) in smooth else targets))
+
+
+def _smooth_ids(records: Sequence[RequestRecord], limit_ms: float) -> frozenset[int]:
+    """The ids of requests whose gaps all meet a limit."""
+    streams = [r for r in records if len(r.chunk_times_s) > 1]
+    if not streams:
+        return frozenset()
+    starts = np.cumsum([0, *(len(r.chunk_times_s) - 1 for r in streams[:-1])])
+    longest_ms = np.maximum.reduceat(all_gaps_ms(streams), starts)
+    return frozenset(
+        id(r)
+        for r, longest in zip(streams, longest_ms.tolist(), strict=True)
+        if longest <= limit_ms
     )
 
 
@@ -177,7 +199,7 @@ class _Latencies:
         self._ttft = _defined(r.ttft_ms for r in successes)
         self._tpot = _defined(r.tpot_ms for r in successes)
         self._e2e = _defined(r.e2e_ms for r in successes)
-        self._itl = _all_gaps_ms(successes)
+        self._itl = all_gaps_ms(successes)
 
     def percentiles(self) -> dict[str, float | None]:
         return {
@@ -195,7 +217,7 @@ class _Latencies:
         }
 
 
-def _all_gaps_ms(records: Sequence[RequestRecord]) -> NDArray[np.float64]:
+def all_gaps_ms(records: Sequence[RequestRecord]) -> NDArray[np.float64]:
     """The gaps between chunks of all requests, in one go: there are millions in a sweep."""
     streams = [r.chunk_times_s for r in records if r.chunk_times_s]
     lengths = np.fromiter(map(len, streams), dtype=int, count=len(streams))

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, signal, stats
 
+# Many measurements of one thing.
+Values = Sequence[float] | NDArray[np.float64]
+
 # numpy's percentile is faster from about here on.
 _FEW = 500
 
@@ -31,7 +34,7 @@ class Interval:
         )
 
 
-def percentile(values: Sequence[float] | NDArray[np.float64], percent: float) -> float | None:
+def percentile(values: Values, percent: float) -> float | None:
     """The percentile by linear interpolation (numpy's default); None without values.
 
     Infinite values are allowed; a percentile that touches one is not finite.
@@ -65,14 +68,12 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
     return float(stats.spearmanr(one, other).statistic)
 
 
-def mean(values: Sequence[float]) -> float | None:
+def mean(values: Values) -> float | None:
     """The arithmetic mean; None without values."""
     return float(np.mean(values)) if len(values) else None
 
 
-def percentile_interval(
-    values: Sequence[float], percent: float, *, confidence: float = 0.95
-) -> Interval:
+def percentile_interval(values: Values, percent: float, *, confidence: float = 0.95) -> Interval:
     """Distribution-free rank interval of a percentile (`scipy.stats.quantile_test`).
 
     Valid for independent values. Requests of one run near saturation are correlated, so the
@@ -101,7 +102,7 @@ def _rank_bounds(count: int, percent: float, confidence: float) -> tuple[int | N
     return None if low is None else int(low), None if high is None else int(high)
 
 
-def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def mean_interval(values: Values, *, confidence: float = 0.95) -> Interval:
     """Student-t interval of a mean; needs two values."""
     if len(values) < 2:
         return Interval(None, None)
@@ -240,7 +241,7 @@ def independent_count(runs: Sequence[Sequence[float]]) -> float:
     return count / max(1.0, 2 * float(falling.sum()) - 1)
 
 
-def _t_half_width(values: Sequence[float], confidence: float) -> float:
+def _t_half_width(values: Values, confidence: float) -> float:
     quantile = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
     return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
