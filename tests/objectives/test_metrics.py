@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectives import RequestRole, compute_metrics, parse_slo, percentile
+from objectives.metrics import is_good
 from tests.objectives.builders import make_failed, make_probe, make_record
 
 SLO = parse_slo("p95_ttft=800ms,tpot=50ms")
@@ -128,3 +129,20 @@ def test_replicates_are_pooled_not_averaged() -> None:
 def test_percentiles_agree_with_numpy(values: list[float], percent: float) -> None:
     """Percentiles are numpy's linear ones."""
     assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+
+
+@given(
+    requests=st.lists(st.lists(st.floats(0.1, 100.0), max_size=30), min_size=1, max_size=8),
+    targets=st.sampled_from(
+        ["p95_itl=50ms", "p50_itl=40ms,ttft=1s", "max_itl=60ms", "mean_itl=30ms,short.p95_itl=90ms"]
+    ),
+)
+def test_goodput_is_the_share_of_requests_that_are_good_one_by_one(
+    requests: list[list[float]], targets: str
+) -> None:
+    """Looking at the gaps of all requests at once changes none of them."""
+    slo = parse_slo(targets)
+    records = [make_record(i, gaps_ms=gaps) for i, gaps in enumerate(requests)]
+    records.append(make_failed(len(records)))
+    expected = sum(is_good(r, slo.latency_targets) for r in records) / len(records)
+    assert compute_metrics([make_probe(records)], slo=slo).goodput == pytest.approx(expected)
