@@ -47,7 +47,7 @@ from objectives import (
     parse_slo,
     percentile,
 )
-from objectives.checks import sample_of
+from objectives.samples import sample_of
 from objectives.statistics import percentile_interval
 from search_spaces import Value
 from tests.fakes.virtual_probe import virtual_probe

@@ -21,8 +21,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from objectives.checks import Sample, SloCheck, check_probes, samples_of, slo_holds
+from objectives.checks import SloCheck, check_probes, slo_holds
 from objectives.records import Probe
+from objectives.samples import Sample, samples_of
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import Interval, mean_interval
 

@@ -14,25 +14,20 @@ from objectives.metrics import (
     apply_stat,
     compute_metrics,
     is_good,
-    least_value,
-    request_value,
+    promised_value,
 )
 from objectives.records import Probe, RequestRecord
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import (
     Interval,
     Values,
-    independent_count,
     mean_interval,
-    percentile,
     percentile_interval,
     share_interval,
     smallest_sample,
 )
 
 _CLASS_SLACK = 1.1
-# A mean hangs on the tail about as a p95 does.
-_MEAN_AS = 95.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,47 +74,6 @@ def check_probes(probes: Sequence[Probe], *, slo: Slo) -> tuple[SloCheck, ...]:
     needs_rates = any(not (t.metric.is_latency or t.metric.is_share) for t in slo.targets)
     metrics = compute_metrics(probes, slo=slo) if needs_rates else Metrics()
     return check_slo(probes, slo=slo, metrics=metrics)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What the requests behind a latency target are worth.
-
-    Requests that wait in one queue share its length, and those of one batch its pace.
-
-    Attributes:
-        independent: how many independent requests they are worth.
-        needed: how many would certify the target's percentile if none violated it; a mean's as
-            those of a p95.
-        tail: logarithm of that percentile over the median; None where that has none.
-    """
-
-    independent: float
-    needed: int
-    tail: float | None
-
-
-def samples_of(
-    probes: Sequence[Probe], *, slo: Slo, confidence: float = 0.95
-) -> tuple[Sample | None, ...]:
-    """The sample behind each target; None where no percentile or mean is promised."""
-    runs = [sorted(probe.measured, key=lambda r: r.scheduled_s) for probe in probes]
-    return tuple(_sample(target, runs, confidence) for target in slo.targets)
-
-
-def sample_of(runs: Sequence[Sequence[float]], percent: float, *, confidence: float) -> Sample:
-    """The sample behind a percentile.
-
-    Args:
-        runs: the requests' values of each probe in the order of time.
-        percent: of the percentile.
-        confidence: of the certificate it is for.
-    """
-    values = [value for run in runs for value in run]
-    centre, end = percentile(values, 50), percentile(values, percent)
-    is_known = centre and end and centre > 0 and math.isfinite(end)
-    tail = math.log(end / centre) if is_known and end and centre else None
-    return Sample(independent_count(runs), smallest_sample(percent, confidence=confidence), tail)
 
 
 def slo_holds(checks: Sequence[SloCheck]) -> bool | None:
@@ -215,31 +169,8 @@ def _latency_values(target: Target, records: Sequence[RequestRecord]) -> Values:
     if target.metric is Metric.ITL:
         gaps = all_gaps_ms([r for r in records if r.succeeded])
         return np.append(gaps, [math.inf] * sum(r.is_error for r in records))
-    values = [_latency_value(record, target) for record in records]
+    values = [promised_value(record, target) for record in records]
     return [value for value in values if value is not None]
-
-
-def _sample(
-    target: Target, runs: Sequence[Sequence[RequestRecord]], confidence: float
-) -> Sample | None:
-    if not target.metric.is_latency or target.stat in (None, "max"):
-        return None
-    # Gaps between tokens count as the requests they belong to, each with its own percentile.
-    series = [
-        [_latency_value(r, target) for r in run if target.traffic_class in (None, r.traffic_class)]
-        for run in runs
-    ]
-    known = [[value for value in values if value is not None] for values in series]
-    percent = _MEAN_AS if target.stat == "mean" else _percent(target.stat)
-    return sample_of(known, percent, confidence=confidence)
-
-
-def _latency_value(record: RequestRecord, target: Target) -> float | None:
-    if record.is_error:
-        return math.inf
-    if not record.succeeded:
-        return least_value(record, target.metric)
-    return request_value(record, target.metric, stat=target.stat)
 
 
 def _latency_interval(values: Values, stat: str) -> Interval:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +107,15 @@ def least_value(record: RequestRecord, metric: Metric) -> float | None:
         gaps = record.planned_output_tokens - 1
         return (record.end_s - record.first_token_s) * 1000 / gaps if gaps > 0 else None
     return None
+
+
+def promised_value(record: RequestRecord, target: Target) -> float | None:
+    """What a request counts as where a latency is promised; a failure is beyond any limit."""
+    if record.is_error:
+        return math.inf
+    if not record.succeeded:
+        return least_value(record, target.metric)
+    return request_value(record, target.metric, stat=target.stat)
 
 
 def apply_stat(values: Values, stat: str) -> float | None:
