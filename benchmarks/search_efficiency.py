@@ -1,26 +1,27 @@
 """How soon a search finds a setting within 5 % of the best, in engine seconds.
 
     .venv/bin/python benchmarks/search_efficiency.py [STRATEGY ...] [--seeds N] [--gp-seeds N]
-        [--certify N] [--traffic KIND ...]
+        [--certify N] [--traffic KIND ...] [--results FILE]
 
 Simulated engines with known truth: two GPUs, four kinds of traffic, 36 settings each
 (`search_worlds.py`). Ours runs whole sessions in virtual time; the simulator that guides it is
 learned from the run, or made wrong on purpose; peers restart the engine for every trial
 (`search_strategies.py`). A strategy is *within 5 %* from the trial on from which its best setting
-truly carries at least 95 % of what the best one of the space does.
+truly carries at least 95 % of what the best one of the space does. With `--results` a study can be
+made in parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -34,6 +35,8 @@ from objectives import percentile
 _NEAR = 0.05
 _TPE, _GRID, _OURS, _NO_PRIOR = "TPE, restarts", "whole grid, restarts", "ours", "prior off"
 _GP = "GP, restarts"
+# No seed makes a difference to these.
+_ONCE = ("simulator only, coefficients high", "simulator only, coefficients low")
 _REVERSED = ("carried over, reversed", "never learns, reversed")
 
 
@@ -65,24 +68,79 @@ def judged(world: World, trace: Trace) -> Found:
     return Found(near_s, trace.steps[-1].engine_s, regrets[-1], trace.is_dropped)
 
 
-def run_world(
-    world: World, *, strategies: Sequence[str], seeds: int, gp_seeds: int
-) -> dict[str, list[Found]]:
-    """All searches of one world."""
-    every: Mapping[str, Strategy] = {**OURS, **ABLATIONS, **PEERS}
-    found = {}
-    for name in strategies:
-        started_s = time.monotonic()
-        count = gp_seeds if name == _GP else seeds
-        found[name] = [judged(world, every[name](world, seed)) for seed in range(count)]
-        near = sum(f.near_s < math.inf for f in found[name])
-        print(
-            f"{world.name}: {name}: {near} of {count} within 5 %, "
-            f"{time.monotonic() - started_s:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-    return found
+@dataclass(frozen=True, slots=True)
+class Searches:
+    """Some searches of one strategy on one world.
+
+    Attributes:
+        world: to search.
+        strategy: by its name.
+        seeds: one a search.
+    """
+
+    world: World
+    strategy: str
+    seeds: tuple[int, ...]
+
+    def run(self) -> list[Found]:
+        """All of them."""
+        every: Mapping[str, Strategy] = {**OURS, **ABLATIONS, **PEERS}
+        return [judged(self.world, every[self.strategy](self.world, s)) for s in self.seeds]
+
+
+class Results:
+    """What was found so far, in a file of one line a search, so that a study can go on later.
+
+    Args:
+        path: of the file; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._found: dict[tuple[str, str, int], Found] = {}
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        for row in map(json.loads, lines):
+            near_s = math.inf if row["near_s"] is None else row["near_s"]
+            found = Found(near_s, row["total_s"], row["regret"], row["is_dropped"])
+            self._found[row["world"], row["strategy"], row["seed"]] = found
+
+    def missing(self, searches: Searches) -> Searches:
+        """Those of which nothing is known yet."""
+        world, strategy = searches.world.name, searches.strategy
+        seeds = (s for s in searches.seeds if (world, strategy, s) not in self._found)
+        return replace(searches, seeds=tuple(seeds))
+
+    def add(self, searches: Searches, found: Sequence[Found]) -> None:
+        """Keep what they found."""
+        world, strategy = searches.world.name, searches.strategy
+        for seed, each in zip(searches.seeds, found, strict=True):
+            self._found[world, strategy, seed] = each
+            near_s = None if each.near_s == math.inf else each.near_s
+            row = {"world": world, "strategy": strategy, "seed": seed, **asdict(each)}
+            if self._path is not None:
+                with self._path.open("a") as lines:
+                    lines.write(json.dumps({**row, "near_s": near_s}) + "\n")
+
+    def of(self, searches: Searches) -> list[Found]:
+        """What searches found that have all been run."""
+        return [self._found[searches.world.name, searches.strategy, s] for s in searches.seeds]
+
+
+def run_all(wanted: Sequence[Searches], results: Results) -> None:
+    """Run what is missing, a world and strategy at a time on each core."""
+    jobs = [job for searches in wanted if (job := results.missing(searches)).seeds]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(Searches.run, job): job for job in jobs}
+        for count, done in enumerate(as_completed(running), start=1):
+            job, found = running[done], done.result()
+            results.add(job, found)
+            near = sum(f.near_s < math.inf for f in found)
+            print(
+                f"{count}/{len(jobs)} {job.world.name}: {job.strategy}: "
+                f"{near} of {len(found)} within 5 %",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def print_tables(results: Mapping[World, Mapping[str, list[Found]]]) -> None:
@@ -165,6 +223,7 @@ def main() -> None:
     parser.add_argument("strategies", nargs="*", help="; ".join(every))
     parser.add_argument("--seeds", type=int, default=30, help="searches a world and strategy (30)")
     parser.add_argument("--gp-seeds", type=int, default=3, help="of the slow GP sampler (3)")
+    parser.add_argument("--results", type=Path, help="file to keep them in, and to go on from")
     parser.add_argument("--traffic", nargs="*", choices=WORKLOADS, help="kinds of it (all)")
     parser.add_argument("--certify", type=int, default=0, help="whole runs a world (none)")
     asked = parser.parse_args()
@@ -173,14 +232,17 @@ def main() -> None:
         parser.error(f"no strategy {', '.join(sorted(unknown))}; there are: {'; '.join(every)}")
     worlds = [w for w in WORLDS if asked.traffic is None or w.traffic in asked.traffic]
     started_s = time.monotonic()
-    work = partial(
-        run_world,
-        strategies=asked.strategies or list(every),
-        seeds=asked.seeds,
-        gp_seeds=asked.gp_seeds,
-    )
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        results = dict(zip(worlds, pool.map(work, worlds), strict=True))
+    counts = {_GP: asked.gp_seeds, **dict.fromkeys(_ONCE, 1)}
+    wanted = [
+        Searches(world, name, tuple(range(counts.get(name, asked.seeds))))
+        for world in worlds
+        for name in asked.strategies or every
+    ]
+    known = Results(asked.results)
+    run_all(wanted, known)
+    results: dict[World, dict[str, list[Found]]] = {world: {} for world in worlds}
+    for searches in wanted:
+        results[searches.world][searches.strategy] = known.of(searches)
     print_tables(results)
     if asked.certify:
         print_certified(worlds, asked.certify)

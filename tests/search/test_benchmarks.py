@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 from prediction import RECORDING, calibration_of, compare, read_recording
-from search_efficiency import Found, judged
+from search_efficiency import Found, Results, Searches, judged
 from search_recorded import by_prediction, recorded_grids
 from search_strategies import OURS, Step, Trace
 from search_worlds import GRID, WORLDS, true_tokens
@@ -35,6 +35,19 @@ def test_a_search_is_near_from_the_trial_on_that_stays_near() -> None:
     assert judged(WORLD, Trace(tuple(steps))) == Found(30.0, 40.0, 0.0, is_dropped=False)
     assert judged(WORLD, Trace(tuple(steps[:2]))).near_s == math.inf
     assert judged(WORLD, Trace((Step(5.0, None),))).regret == 1.0
+
+
+def test_a_study_goes_on_from_what_its_file_has(tmp_path: Path) -> None:
+    """Searches are kept as they end, those that never got near included, and not run again."""
+    path = tmp_path / "found.jsonl"
+    found = [Found(30.0, 40.0, 0.0, is_dropped=False), Found(math.inf, 50.0, 0.3, is_dropped=True)]
+    first = Searches(WORLD, "ours", (0, 1))
+    Results(path).add(first, found)
+    again = Results(path)
+    assert again.of(first) == found
+    wanted = Searches(WORLD, "ours", (0, 1, 2))
+    assert again.missing(wanted).seeds == (2,)
+    assert again.missing(Searches(WORLD, "prior off", (0, 1))).seeds == (0, 1)
 
 
 @pytest.mark.parametrize("name", ["ours", "never learns, 20-45 % low"])
