@@ -47,6 +47,7 @@ from objectives import (
     parse_slo,
     percentile,
 )
+from objectives.certificate import CONFIDENCE
 from objectives.samples import sample_of
 from objectives.statistics import percentile_interval
 from search_spaces import Value
@@ -140,7 +141,7 @@ def _certificate(values: Array, limit: float) -> tuple[SloCheck, ...]:
         slo=slo,
         pooled=_checks(values.ravel(), limit),
         without_each=[_checks(values[whole != i].ravel(), limit) for i in whole],
-        samples=[sample_of(rows, 95, confidence=0.975), None],
+        samples=[sample_of(rows, 95, confidence=CONFIDENCE), None],
     )
 
 

@@ -146,7 +146,7 @@ class CapacitySearch:
         Aiming always at the crossing would move one end only, so a guess that lies within the
         resolution of an end is moved to the crossing's other side.
         """
-        guess = _crossing(low, high, points) or self._below(low, high, points)
+        guess = _crossing(low, high, points) or self._without_ratios(low, high, points)
         least, most = self._last_loads(low, high)
         if least <= most:
             return self._allowed(min(max(guess, least), most))
@@ -163,8 +163,8 @@ class CapacitySearch:
             load = min(max(load, low + 1), high - 1)
         return load
 
-    def _below(self, low: float, high: float, points: Sequence[LoadPoint]) -> float:
-        """Without ratios the middle; not so far below a load that was expected to hold."""
+    def _without_ratios(self, low: float, high: float, points: Sequence[LoadPoint]) -> float:
+        """The middle; not so far below a load that was expected to hold."""
         middle = math.sqrt(low * high)
         expected = self._expected_load(points)
         if expected is None or high > expected:

@@ -29,7 +29,7 @@ from objectives.statistics import Interval, mean_interval
 
 # Intervals said to be of 95 % are computed at this confidence: skewed and biased as tails of short
 # runs are, they then contain the truth in about 95 % of cases.
-_CONFIDENCE = 0.975
+CONFIDENCE = 0.975
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def certify_probes(probes: Sequence[Probe], *, slo: Slo) -> tuple[SloCheck, ...]
         slo=slo,
         pooled=check_probes(probes, slo=slo),
         without_each=[check_probes(rest, slo=slo) for rest in rests if rest],
-        samples=samples_of(probes, slo=slo, confidence=_CONFIDENCE),
+        samples=samples_of(probes, slo=slo, confidence=CONFIDENCE),
     )
 
 
@@ -168,10 +168,10 @@ def _value_test(
         # Failures lifted a percentile beyond any number: nothing bounds it from above.
         return _Test(Interval(None, None), 0.0)
     count = len(own)
-    interval = mean_interval([sign * value for value in own], confidence=_CONFIDENCE)
+    interval = mean_interval([sign * value for value in own], confidence=CONFIDENCE)
     if rest and count > 1:
         pseudo = [sign * (count * everything[0] - (count - 1) * value) for value in rest]
-        interval = interval.joined(mean_interval(pseudo, confidence=_CONFIDENCE))
+        interval = interval.joined(mean_interval(pseudo, confidence=CONFIDENCE))
     return _Test(interval, sign * math.log(target.limit))
 
 
@@ -190,7 +190,7 @@ def _share_test(target: Target, column: Sequence[SloCheck]) -> _Test | None:
     known = [violating / n for violating, n in counts if violating is not None and n]
     if len(known) < len(counts):
         return None
-    return _Test(mean_interval(known, confidence=_CONFIDENCE), share)
+    return _Test(mean_interval(known, confidence=CONFIDENCE), share)
 
 
 def _in_unit(target: Target, interval: Interval | None) -> Interval:
