@@ -51,17 +51,13 @@ def _config(here: Scene, *, fleet: str, trials: int) -> Path:
     )
 
 
-@pytest.mark.parametrize(
-    ("fleet", "kills", "moments_s", "trials"),
-    [("local", 20, (1.5, 6.0), 28), ("ray", 2, (0.0, 3.0), 12)],
-)
+@pytest.mark.parametrize(("fleet", "kills", "trials"), [("local", 20, 34), ("ray", 2, 12)])
 def test_a_driver_killed_at_random_moments_loses_no_trial(
     here: Scene,
     monkeypatch: pytest.MonkeyPatch,
     tally: Tally,
     fleet: str,
     kills: int,
-    moments_s: tuple[float, float],
     trials: int,
 ) -> None:
     """Each time it is resumed; what was recorded stays to the byte, and the report has it all."""
@@ -71,9 +67,11 @@ def test_a_driver_killed_at_random_moments_loses_no_trial(
     config = _config(here, fleet=fleet, trials=trials)
     kept: dict[Path, bytes] = {}
     killed = 0
-    for _ in range(kills):
-        after_s = draw.uniform(*moments_s)
-        if not _start_and_kill(here, config, after_s=after_s, is_late=fleet == "ray"):
+    for kill in range(kills):
+        # Every other one has got a trial further, however slow the machine is.
+        is_late = fleet == "ray" or kill % 2 == 1
+        after_s = draw.uniform(0.0, 1.5) if is_late else draw.uniform(0.5, 6.0)
+        if not _start_and_kill(here, config, after_s=after_s, is_late=is_late):
             break  # a fast machine
         killed += 1
         wait_until(lambda: not here.processes(), "the end of the engines of a killed driver")
@@ -119,7 +117,9 @@ def _start_and_kill(here: Scene, config: Path, *, after_s: float, is_late: bool)
     with log.open("wb") as output:
         process = subprocess.Popen(_words(here, config), stdout=output, stderr=output)
     if is_late:
-        wait_until(lambda: len(_records(here)) > before, "another record")
+        wait_until(
+            lambda: len(_records(here)) > before or process.poll() is not None, "another record"
+        )
     time.sleep(after_s)
     assert process.poll() in (None, 0), log.read_text()
     process.send_signal(signal.SIGKILL)
