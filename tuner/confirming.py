@@ -27,6 +27,7 @@ from tuner.records import Outcome, ProbePoint, TrialRecord
 from tuner.seeds import replicate_seed, start_seeds
 from tuner.verdict import (
     BASELINE,
+    Cell,
     ProbesOf,
     confirmed_cells,
     latency_ranking,
@@ -136,6 +137,10 @@ class ConfirmationPlan:
             if baseline is not None and self._may_hold_at_target(baseline):
                 wanted.setdefault(BASELINE, set()).add(self._target)
         return self._batch(wanted, cells)
+
+    def not_certified(self, done: Sequence[TrialRecord]) -> list[Cell]:
+        """What was measured as often as wanted, or given up, and may not be published."""
+        return _Cells(done, self._rules, probes_of=self._probes_of).not_certified()
 
     def is_worthless(self, asked: Confirmation, done: Sequence[TrialRecord]) -> bool:
         """Whether what was measured since leaves nothing that these probes could still certify."""
@@ -314,6 +319,11 @@ class _Cells:
         if cell is None or len(cell.replicates) < self._rules.replicates:
             return False
         return not cell.holds
+
+    def not_certified(self) -> list[Cell]:
+        """Those that are done with, and do not hold."""
+        failed = (cell for cell in self._cells.values() if self.failed(cell.trial, cell.load.value))
+        return [cell for cell in failed if not cell.holds]
 
 
 def failing_replicates(done: Sequence[TrialRecord]) -> Counter[tuple[int, float]]:

@@ -14,6 +14,8 @@ WORKER_SET_ASIDE = "worker_set_aside"
 WORKER_QUARANTINED = "worker_quarantined"
 # Carries `worker` and `reason`: what is left although the run is over.
 NOT_CLEAN = "not_clean"
+# Carries `trial`, `load` and those `checks` of the SLO that its fresh measurements do not certify.
+NOT_CERTIFIED = "not_certified"
 # Carries `trials` it was learned from, `predicted` settings, `picks` and `wall_s`.
 PRIOR_LEARNED = "prior_learned"
 # Carries `median_error` of another run's calibration on the defaults, and `is_trusted`.

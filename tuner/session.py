@@ -7,10 +7,11 @@ then listeners hear of it. An interrupted run therefore loses no finished trial.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from objectives import Load
 from tuner.canary import CanaryRules, CanaryWatch
 from tuner.clock import Clock
 from tuner.config import RunConfig
@@ -21,7 +22,14 @@ from tuner.confirming import (
     ConfirmationRules,
 )
 from tuner.errors import TunerError
-from tuner.events import PRIOR_FAILED, SESSION_ENDED, WORKER_SET_ASIDE, Event, Listener
+from tuner.events import (
+    NOT_CERTIFIED,
+    PRIOR_FAILED,
+    SESSION_ENDED,
+    WORKER_SET_ASIDE,
+    Event,
+    Listener,
+)
 from tuner.fleet import Fleet
 from tuner.guiding import Guide
 from tuner.jobs import Job, JobRunner, confirmation_job, record_of
@@ -43,7 +51,7 @@ from tuner.records import (
 from tuner.report.experiment import experiment_sheet
 from tuner.search import Observation, Proposal, Search
 from tuner.store.run_folder import RunFolder
-from tuner.verdict import BASELINE
+from tuner.verdict import BASELINE, Cell
 from tuner.walks import PointsWalk
 
 _T = TypeVar("_T")
@@ -260,10 +268,15 @@ class Session:
             self._confirmation_rules(),
             probes_of=lambda r: self._parts.folder.probes(r, kind="confirmations"),
         )
+        told: set[tuple[int, Load]] = set()
         while not self._is_budget_over() and (batch := plan.next_batch(self._confirmations)):
             self._tell(Event("confirmation_started", {"measurements": len(batch)}))
             next_job = partial(self._next_confirmation_job, plan, list(batch))
             self._jobs.run(next_job, self._finish)
+            for cell in plan.not_certified(self._confirmations):
+                if (cell.trial, cell.load) not in told:
+                    told.add((cell.trial, cell.load))
+                    self._tell(_not_certified(cell))
         self._tell(Event("confirmation_finished", {"measurements": len(self._confirmations)}))
 
     def _confirmation_rules(self) -> ConfirmationRules:
@@ -445,6 +458,13 @@ class Session:
     def _tell(self, event: Event) -> None:
         for listener in self._parts.listeners:
             listener(event)
+
+
+def _not_certified(cell: Cell) -> Event:
+    """With those targets that keep it from being published; all hold where a start failed."""
+    checks = [asdict(check) for check in cell.checks if not check.holds]
+    details = {"trial": cell.trial, "load": asdict(cell.load), "checks": checks}
+    return Event(NOT_CERTIFIED, details)
 
 
 def _canary_rules(config: RunConfig) -> CanaryRules:

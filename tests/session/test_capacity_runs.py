@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from search_spaces import fingerprint
 from tests.session.running import SMALL_RUN, VirtualRun, make_config
+from tuner.cli.progress import headline
+from tuner.events import NOT_CERTIFIED
 from tuner.latency_trials import LATENCY_LABEL, LATENCY_TRIALS
 
 _CLASSES = SMALL_RUN["workload"]["classes"]
@@ -156,6 +159,25 @@ def test_an_slo_at_the_edge_is_lowered_or_left_open_but_never_claimed(tmp_path: 
         for found in document["recommendations"].values():
             if found is not None:
                 assert all(c["holds"] is True for c in found["slo_checks"])
+
+
+def test_what_is_not_certified_is_told_once_with_its_bounds(tmp_path: Path) -> None:
+    """Each setting and load that may not be published, never one that is; with the target."""
+    few = {"replicates": 3, "requests": 100}
+    config = _config(tmp_path, slo="p95_ttft=800ms,tpot=28ms", trials=4, confirm=few)
+    run = VirtualRun(config, workers=1)
+    document = run.run()
+    told = [event for event in run.events if event.kind == NOT_CERTIFIED]
+    places = [(e.details["trial"], e.details["load"]["value"]) for e in told]
+    assert places
+    assert len(set(places)) == len(places)
+    found = [r for r in document["recommendations"].values() if r is not None]
+    assert not {(r["trial"], r["load"]["value"]) for r in found} & set(places)
+    for event, (trial, load) in zip(told, places, strict=True):
+        text = headline(event)
+        assert text.startswith(f"not certified: trial {trial} at {load:g} concurrent: p95_")
+        assert "(observed " in text
+        assert json.loads(json.dumps(event.details)) == event.details
 
 
 @pytest.mark.parametrize("mode", ["concurrency", "rate"])

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from tuner.cli.output import harmless
 from tuner.durations import format_duration
 from tuner.events import (
+    NOT_CERTIFIED,
     NOT_CLEAN,
     PRIOR_CHECKED,
     PRIOR_DROPPED,
@@ -23,7 +24,13 @@ from tuner.events import (
     Listener,
 )
 from tuner.records import Outcome, TrialRecord
-from tuner.report.phrases import number_text, settings_text, trial_name
+from tuner.report.phrases import (
+    bounded_check_text,
+    load_text,
+    number_text,
+    settings_text,
+    trial_name,
+)
 from tuner.secrets import masked_text
 from tuner.verdict import best_level, to_candidate
 
@@ -101,6 +108,8 @@ def headline(event: Event) -> str:
         return f"resumed with {details['trials']} finished trials"
     if event.kind == "confirmation_started":
         return f"confirming: {details['measurements']} fresh measurements on new seeds"
+    if event.kind == NOT_CERTIFIED:
+        return _not_certified_text(details)
     if event.kind == "trial_retried":
         return f"retry    trial {details['trial']}: {details['reason']}"
     if event.kind == WORKER_SET_ASIDE:
@@ -126,6 +135,12 @@ def headline(event: Event) -> str:
     if event.kind == "cleaning_up":
         return "stopping: engines are being stopped and checked (up to a minute)"
     return ""
+
+
+def _not_certified_text(details: Mapping[str, Any]) -> str:
+    checks = "; ".join(bounded_check_text(check) for check in details["checks"])
+    why = checks or "a start of these settings failed"
+    return f"not certified: trial {details['trial']} at {load_text(details['load'])}: {why}"
 
 
 def _checked_text(details: Mapping[str, Any]) -> str:

@@ -41,6 +41,15 @@ def check_text(check: Mapping[str, Any]) -> str:
     return f"{text}: {check['n']:,} requests, {check['n_needed']:,} needed"
 
 
+def bounded_check_text(check: Mapping[str, Any]) -> str:
+    """A target, the verdict on it, and what the measurements say with their bounds."""
+    bounds = ""
+    if check["low"] is not None and check["high"] is not None:
+        bounds = f", bounds {check['low']:.4g} to {check['high']:.4g}"
+    observed = number_text(check["observed"])
+    return f"{check['target']}: {check_text(check)} (observed {observed}{bounds})"
+
+
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings in one line; none means the engine's defaults."""
     return ", ".join(f"{n}={v}" for n, v in settings.items()) or "defaults"

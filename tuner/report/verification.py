@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.report.phrases import check_text, command_text, load_text, number_text
+from tuner.report.phrases import bounded_check_text, command_text, load_text, number_text
 
 _NAMES = {
     "output_tokens_per_s": ("output tokens/s", ""),
@@ -27,7 +27,7 @@ def verification_text(document: Mapping[str, Any], *, path: str) -> str:
         f"{place}: {_VERDICTS[document['holds']]}",
         f"  {command_text(document['launch_command'])}",
         "",
-        *(f"  {_check(check)}" for check in document["slo_checks"]),
+        *(f"  {bounded_check_text(check)}" for check in document["slo_checks"]),
         *(f"  {_figure(document, name)}" for name in _NAMES if document["metrics"]),
         *(f"  failed: {text}" for text in document["failures"]),
         *(f"note: {text}" for text in document["differences"]),
@@ -35,14 +35,6 @@ def verification_text(document: Mapping[str, Any], *, path: str) -> str:
         f"{document['replications']} replicates on fresh seeds; kept in {path}",
     ]
     return "\n".join(line for line in lines if line is not None)
-
-
-def _check(check: Mapping[str, Any]) -> str:
-    bounds = ""
-    if check["low"] is not None and check["high"] is not None:
-        bounds = f", bounds {check['low']:.4g} to {check['high']:.4g}"
-    observed = number_text(check["observed"])
-    return f"{check['target']}: {check_text(check)} (observed {observed}{bounds})"
 
 
 def _figure(document: Mapping[str, Any], name: str) -> str:
