@@ -100,6 +100,10 @@ class ConfirmationRules:
 class ConfirmationPlan:
     """Plans batch after batch until each policy has a certified setting or none is left.
 
+    Attributes:
+        not_certified: at the last batch: what was measured as often as wanted, or given up, and
+            may not be published.
+
     Args:
         records: of the search.
         rules: how to measure.
@@ -112,6 +116,7 @@ class ConfirmationPlan:
         self._records = records
         self._rules = rules
         self._probes_of = probes_of
+        self.not_certified: list[Cell] = []
         self._unranked: frozenset[int] = frozenset()
         self._ranked = rank_throughput_first(measured_candidates(records))
         self._target = None
@@ -126,6 +131,7 @@ class ConfirmationPlan:
         if not self._ranked:
             return []
         cells = _Cells(done, self._rules, probes_of=self._probes_of)
+        self.not_certified = cells.not_certified()
         self._unranked = unranked_trials(self._records, done)
         wanted: dict[int, set[float]] = {}
         baseline = next((c for c in self._ranked if c.trial == BASELINE), None)
@@ -137,10 +143,6 @@ class ConfirmationPlan:
             if baseline is not None and self._may_hold_at_target(baseline):
                 wanted.setdefault(BASELINE, set()).add(self._target)
         return self._batch(wanted, cells)
-
-    def not_certified(self, done: Sequence[TrialRecord]) -> list[Cell]:
-        """What was measured as often as wanted, or given up, and may not be published."""
-        return _Cells(done, self._rules, probes_of=self._probes_of).not_certified()
 
     def is_worthless(self, asked: Confirmation, done: Sequence[TrialRecord]) -> bool:
         """Whether what was measured since leaves nothing that these probes could still certify."""

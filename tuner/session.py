@@ -269,14 +269,17 @@ class Session:
             probes_of=lambda r: self._parts.folder.probes(r, kind="confirmations"),
         )
         told: set[tuple[int, Load]] = set()
-        while not self._is_budget_over() and (batch := plan.next_batch(self._confirmations)):
-            self._tell(Event("confirmation_started", {"measurements": len(batch)}))
-            next_job = partial(self._next_confirmation_job, plan, list(batch))
-            self._jobs.run(next_job, self._finish)
-            for cell in plan.not_certified(self._confirmations):
+        while True:
+            batch = plan.next_batch(self._confirmations)
+            for cell in plan.not_certified:
                 if (cell.trial, cell.load) not in told:
                     told.add((cell.trial, cell.load))
                     self._tell(_not_certified(cell))
+            if not batch or self._is_budget_over():
+                break
+            self._tell(Event("confirmation_started", {"measurements": len(batch)}))
+            next_job = partial(self._next_confirmation_job, plan, list(batch))
+            self._jobs.run(next_job, self._finish)
         self._tell(Event("confirmation_finished", {"measurements": len(self._confirmations)}))
 
     def _confirmation_rules(self) -> ConfirmationRules:
