@@ -233,6 +233,8 @@ def _run_search(folder: Path, flag: str) -> dict[str, Any]:
         _MODEL,
         trials=12,
         sampler="random",
+        # Predictions follow what was measured, and both runs have to measure the same settings.
+        prior=False,
         workload={
             "name": "cpu-smoke",
             "levels": [8],

@@ -35,7 +35,6 @@ from tuner.prediction.sweep import sweep
 from tuner.records import LoadWalk, TrialRecord
 from tuner.run import make_plan
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize
 
 TRIALS = 16
 
@@ -159,9 +158,10 @@ class _Distorted:
         )
         return replace(engine, step_model=wrong, n_kv_blocks=int(self.kv * engine.n_kv_blocks))
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """As planned."""
-        return self.model.prompt_tokens(size)
+    @property
+    def added_prompt_tokens(self) -> Mapping[str, int]:
+        """As the true one's."""
+        return self.model.added_prompt_tokens
 
 
 def _without_races() -> Any:

@@ -34,16 +34,25 @@ _FIXED: dict[str, Value] = {"profile": "A100-80", "max_model_len": 8192}
 _MODEL = ProfileModel(
     EngineConfig("simulated", "Qwen/Qwen2.5-7B-Instruct", ("vllm-simulated",), None, _FIXED)
 )
-_GRID = itertools.product((16, 32, 64, 128, 256), (512, 1024, 2048, 4096, 8192))
+_NAMES = ("long_prefill_token_threshold", "max_num_batched_tokens", "max_num_seqs")
+_GRID = itertools.product(
+    (0, 256, 1024),
+    (512, 1024, 2048, 3072, 4096, 6144, 8192, 16384),
+    (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+)
 _SETTINGS: tuple[Settings, ...] = (
     {},
-    *({"max_num_seqs": seqs, "max_num_batched_tokens": tokens} for seqs, tokens in _GRID),
+    *(dict(zip(_NAMES, values, strict=True)) for values in _GRID),
 )
 _PARTS = {
-    "scheduler": ("fast_loop.py", "run"),
+    "scheduler": ("virtual.py", "_summed_up"),
     "metrics": ("metrics.py", "compute_metrics"),
     "checks": ("checks.py", "check_slo"),
-    "records of requests": ("virtual_probe.py", "_record"),
+    "plan": ("virtual_probe.py", "plan_sizes"),
+    "columns of requests": ("virtual_probe.py", "_columns"),
+    "warm-up cut": ("steadiness.py", "steady_part"),
+    "settings to engines": ("models.py", "engine"),
+    "loads known already": ("memo.py", "find"),
 }
 
 
@@ -65,6 +74,8 @@ def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
 def scheduler_table() -> None:
     """Both ways to play the scheduler, on the same requests."""
     engine: VirtualEngine = _MODEL.engine({"max_num_seqs": 256})
+    # The first simulation of a process loads the compiled code, or compiles it.
+    simulate_concurrency([VirtualRequest(10, 10)], concurrency=1, engine=engine)
     lengths = _requests(1000)
     by_length = [VirtualRequest(prompt, output) for prompt, output in lengths]
     # Token ids that nobody shares make the simulator play every step in full.
@@ -88,8 +99,10 @@ def sweep_table() -> None:
     workload = parse_workload(workload_data("mixed"), name="mixed")
     modes: tuple[LoadMode, ...] = ("concurrency", "rate")
     for mode in modes:
-        predictor = Predictor(workload, parse_slo("p95_ttft=800ms,tpot=50ms"), mode, seed=0)
-        spent_s, found = _cpu_s(partial(sweep, _SETTINGS, model=_MODEL, predictor=predictor))
+        slo = parse_slo("p95_ttft=800ms,tpot=50ms")
+        # One that knows no load yet, each time.
+        fresh = partial(Predictor, workload, slo, mode, seed=0)
+        spent_s, found = _cpu_s(partial(sweep, _SETTINGS, model=_MODEL, predictor=fresh()))
         levels = [level for p in found.predictions for level in p.levels]
         requests = sum(level.requests for level in levels)
         print(
@@ -98,7 +111,7 @@ def sweep_table() -> None:
             f"{requests / spent_s:,.0f} requests/s"
         )
         profile = cProfile.Profile()
-        profile.runcall(sweep, _SETTINGS, model=_MODEL, predictor=predictor)
+        profile.runcall(sweep, _SETTINGS, model=_MODEL, predictor=fresh())
         _print_parts(pstats.Stats(profile))
 
 

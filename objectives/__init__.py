@@ -12,6 +12,7 @@ from objectives.checks import (
     violation,
     worst_ratio,
 )
+from objectives.columns import RequestColumns
 from objectives.metrics import Metrics, compute_metrics
 from objectives.policies import (
     Candidate,
@@ -62,6 +63,7 @@ __all__ = [
     "NoiseModel",
     "Policy",
     "Probe",
+    "RequestColumns",
     "RequestFailure",
     "RequestRecord",
     "RequestRole",

@@ -123,10 +123,14 @@ class CapacitySearch:
         is_far = abs(self._allowed(self.expected) - edge) > (1 if self.is_integer else 0)
         return not has_jumped and is_far and 1 < factor <= _LARGEST_JUMP
 
+    @property
+    def expected_load(self) -> float | None:
+        """Where a prediction has the capacity, as a load that may be probed."""
+        return None if self.expected is None else self._allowed(self.expected)
+
     def _expected_load(self, points: Sequence[LoadPoint]) -> float | None:
         """The expected load, if it was probed."""
-        expected = None if self.expected is None else self._allowed(self.expected)
-        return next((p.load for p in points if p.load == expected), None)
+        return next((p.load for p in points if p.load == self.expected_load), None)
 
     def _is_narrow(self, low: float, high: float) -> bool:
         if high <= low:
@@ -144,9 +148,11 @@ class CapacitySearch:
         """Where the ratio should cross 1, kept off both ends; the middle where that is unknown.
 
         Aiming always at the crossing would move one end only, so a guess that lies within the
-        resolution of an end is moved to the crossing's other side.
+        resolution of an end is moved to the crossing's other side; where an end was moved twice in
+        a row all the same, the line says nothing, and the middle is taken.
         """
-        guess = _crossing(low, high, points) or self._without_ratios(low, high, points)
+        guess = None if _is_creeping(points) else _crossing(low, high, points)
+        guess = guess or self._without_ratios(low, high, points)
         least, most = self._last_loads(low, high)
         if least <= most:
             return self._allowed(min(max(guess, least), most))
@@ -172,9 +178,9 @@ class CapacitySearch:
         failed = sum(not p.holds and p.load <= expected for p in points)
         return max(middle, high / math.pow(self.step, 2 ** (failed - 1)))
 
-    def below(self, load: float) -> float:
-        """The next load down that differs from another."""
-        lower = load / (1 + self.resolution)
+    def below(self, load: float, *, steps: int = 1) -> float:
+        """The load so many steps of the resolution below another."""
+        lower = load / (1 + self.resolution) ** steps
         return self._allowed(min(lower, load - 1)) if self.is_integer else lower
 
     def _last_loads(self, low: float, high: float) -> tuple[float, float]:
@@ -241,6 +247,16 @@ def _first_crossing(ordered: Sequence[LoadPoint], name: str) -> float | None:
             return _log_between(before[0], load, share)
         before = (load, value)
     return None
+
+
+def _is_creeping(points: Sequence[LoadPoint]) -> bool:
+    """Whether the last two probes inside the bracket moved the same end of it."""
+    if len(points) < 2:
+        return False
+    last, before = points[-1], points[-2]
+    earlier = points[:-2]
+    has_other_end = any(bool(p.holds) is not bool(last.holds) for p in earlier)
+    return has_other_end and bool(last.holds) is bool(before.holds)
 
 
 def _crossing(low: float, high: float, points: Sequence[LoadPoint]) -> float | None:

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from objectives.metrics import (
-    Metrics,
-    all_gaps_ms,
-    apply_stat,
-    compute_metrics,
-    is_good,
-    promised_value,
-)
-from objectives.records import Probe, RequestRecord
+from objectives.columns import Floats, RequestColumns, defined
+from objectives.latencies import apply_stat, good_requests, promised_values
+from objectives.metrics import Metrics, compute_metrics
+from objectives.records import Probe
 from objectives.slo import Metric, Slo, Target
 from objectives.statistics import (
     Interval,
-    Values,
     mean_interval,
     percentile_interval,
     share_interval,
@@ -65,7 +59,8 @@ class SloCheck:
 
 def check_slo(probes: Sequence[Probe], *, slo: Slo, metrics: Metrics) -> tuple[SloCheck, ...]:
     """Check every target; a failed request is a violation of each latency target."""
-    measured = [r for probe in probes for r in probe.measured]
+    requests = [RequestColumns.of(probe.records).measured for probe in probes]
+    measured = RequestColumns.joined(requests)
     return tuple(_check(target, measured, slo=slo, metrics=metrics) for target in slo.targets)
 
 
@@ -127,20 +122,18 @@ def _requests_for(target: Target, share: float) -> int:
     return math.ceil(slack * _sample_needed(target) / share)
 
 
-def _check(
-    target: Target, measured: Sequence[RequestRecord], *, slo: Slo, metrics: Metrics
-) -> SloCheck:
-    records = [r for r in measured if target.traffic_class in (None, r.traffic_class)]
+def _check(target: Target, measured: RequestColumns, *, slo: Slo, metrics: Metrics) -> SloCheck:
+    requests = measured.where(measured.is_of(target.traffic_class))
     if target.metric.is_latency:
-        return _check_latency(target, records)
+        return _check_latency(target, requests)
     if target.metric.is_share:
-        return _check_share(target, records, slo=slo)
+        return _check_share(target, requests, slo=slo)
     return _check_rate(target, metrics)
 
 
-def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck:
+def _check_latency(target: Target, requests: RequestColumns) -> SloCheck:
     assert target.stat is not None
-    values = _latency_values(target, records)
+    values = _latency_values(target, requests)
     observed = apply_stat(values, target.stat)
     # Interpolating next to an infinite value gives nan; either way the failures decide.
     if observed is not None and not math.isfinite(observed):
@@ -151,7 +144,7 @@ def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck
     ratio = None if observed is None else observed / target.limit
     violating = None
     if target.stat != "mean" and target.metric is not Metric.ITL:
-        violating = sum(value > target.limit for value in values)
+        violating = int(np.sum(values > target.limit))
     return SloCheck(
         target.canonical,
         observed,
@@ -165,15 +158,14 @@ def _check_latency(target: Target, records: Sequence[RequestRecord]) -> SloCheck
     )
 
 
-def _latency_values(target: Target, records: Sequence[RequestRecord]) -> Values:
+def _latency_values(target: Target, requests: RequestColumns) -> Floats:
     if target.metric is Metric.ITL:
-        gaps = all_gaps_ms([r for r in records if r.succeeded])
-        return np.append(gaps, [math.inf] * sum(r.is_error for r in records))
-    values = [promised_value(record, target) for record in records]
-    return [value for value in values if value is not None]
+        gaps = requests.where(requests.succeeded).gaps_ms
+        return np.append(gaps, np.full(int(requests.is_error.sum()), np.inf))
+    return defined(promised_values(requests, target))
 
 
-def _latency_interval(values: Values, stat: str) -> Interval:
+def _latency_interval(values: Floats, stat: str) -> Interval:
     if stat == "max":
         return Interval(None, None)
     if stat == "mean":
@@ -201,12 +193,12 @@ def _latency_verdict(
     return None
 
 
-def _check_share(target: Target, records: Sequence[RequestRecord], *, slo: Slo) -> SloCheck:
+def _check_share(target: Target, requests: RequestColumns, *, slo: Slo) -> SloCheck:
     if target.metric is Metric.ERROR_RATE:
-        count = sum(r.is_error for r in records)
+        count = int(requests.is_error.sum())
     else:
-        count = sum(is_good(r, slo.latency_targets) for r in records)
-    total = len(records)
+        count = int(good_requests(requests, slo.latency_targets).sum())
+    total = len(requests)
     needed = _sample_needed(target)
     interval = share_interval(count, total)
     observed = count / total if total else None

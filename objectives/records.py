@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -183,7 +184,8 @@ class Probe:
     Attributes:
         load: what was driven.
         seed: of the request plan.
-        records: every request sent, warm-up and filler included.
+        records: every request sent, warm-up and filler included; `RequestColumns` where
+            nobody has to look at them one by one.
         window_start_s: from here on tokens count for throughput.
         window_end_s: up to here; arrivals of measured requests end here.
         end_s: when the last measured request was done (the drain ends).
@@ -195,7 +197,7 @@ class Probe:
 
     load: Load
     seed: int
-    records: tuple[RequestRecord, ...]
+    records: Sequence[RequestRecord]
     window_start_s: float
     window_end_s: float
     end_s: float

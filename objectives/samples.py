@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import promised_value
-from objectives.records import Probe, RequestRecord
+import numpy as np
+
+from objectives.columns import Floats, RequestColumns, defined
+from objectives.latencies import promised_values
+from objectives.records import Probe
 from objectives.slo import Slo, Target
-from objectives.statistics import independent_count, percentile, smallest_sample
+from objectives.statistics import Values, independent_count, percentile, smallest_sample
 
 # A mean hangs on the tail about as a p95 does.
 _MEAN_AS = 95.0
@@ -37,11 +40,11 @@ def samples_of(
     probes: Sequence[Probe], *, slo: Slo, confidence: float = 0.95
 ) -> tuple[Sample | None, ...]:
     """The sample behind each target; None where no percentile or mean is promised."""
-    runs = [sorted(probe.measured, key=lambda r: r.scheduled_s) for probe in probes]
+    runs = [RequestColumns.of(probe.records).measured for probe in probes]
     return tuple(_sample(target, runs, confidence) for target in slo.targets)
 
 
-def sample_of(runs: Sequence[Sequence[float]], percent: float, *, confidence: float) -> Sample:
+def sample_of(runs: Sequence[Values], percent: float, *, confidence: float) -> Sample:
     """The sample behind a percentile.
 
     Args:
@@ -49,24 +52,24 @@ def sample_of(runs: Sequence[Sequence[float]], percent: float, *, confidence: fl
         percent: of the percentile.
         confidence: of the certificate it is for.
     """
-    values = [value for run in runs for value in run]
+    values = np.concatenate([np.asarray(run, dtype=float) for run in (*runs, [])])
     centre, end = percentile(values, 50), percentile(values, percent)
     is_known = centre and end and centre > 0 and math.isfinite(end)
     tail = math.log(end / centre) if is_known and end and centre else None
     return Sample(independent_count(runs), smallest_sample(percent, confidence=confidence), tail)
 
 
-def _sample(
-    target: Target, runs: Sequence[Sequence[RequestRecord]], confidence: float
-) -> Sample | None:
+def _sample(target: Target, runs: Sequence[RequestColumns], confidence: float) -> Sample | None:
     stat = target.stat
     if not target.metric.is_latency or stat is None or stat == "max":
         return None
     # Gaps between tokens count as the requests they belong to, each with its own percentile.
-    series = [
-        [promised_value(r, target) for r in run if target.traffic_class in (None, r.traffic_class)]
-        for run in runs
-    ]
-    known = [[value for value in values if value is not None] for values in series]
+    known = [_in_order(target, run.where(run.is_of(target.traffic_class))) for run in runs]
     percent = _MEAN_AS if stat == "mean" else float(stat.removeprefix("p"))
     return sample_of(known, percent, confidence=confidence)
+
+
+def _in_order(target: Target, run: RequestColumns) -> Floats:
+    """What the requests of a run count as, in the order of their schedule."""
+    values = promised_values(run, target)[np.argsort(run.scheduled_s, kind="stable")]
+    return defined(values)

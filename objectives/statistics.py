@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from scipy import optimize, signal, stats
 # Many measurements of one thing.
 Values = Sequence[float] | NDArray[np.float64]
 
-# numpy's percentile is faster from about here on.
+# numpy is faster from about here on.
 _FEW = 500
 
 
@@ -39,24 +39,33 @@ def percentile(values: Values, percent: float) -> float | None:
 
     Infinite values are allowed; a percentile that touches one is not finite.
     """
-    if len(values) == 0:
-        return None
-    if len(values) <= _FEW and not isinstance(values, np.ndarray):
-        return _percentile_of_few(values, percent)
-    with np.errstate(invalid="ignore"):
-        return float(np.percentile(np.asarray(values, dtype=float), percent))
+    return percentiles(values, (percent,))[0]
 
 
-def _percentile_of_few(values: Sequence[float], percent: float) -> float:
-    """What numpy gives, to the bit; its call alone costs more than sorting some hundred numbers.
+def percentiles(values: Values, percents: Sequence[float]) -> list[float | None]:
+    """Several percentiles of the same values, each as `percentile`.
 
-    ITL has such a percentile for every request, a sweep of settings tens of thousands of them.
+    They are numpy's, to the bit, but its call alone costs more than sorting some hundred numbers,
+    and a sweep of settings asks for tens of thousands.
     """
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * (percent / 100)
-    below = math.floor(place)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    share = place - below
+    last = len(values) - 1
+    if last < 0:
+        return [None] * len(percents)
+    places = [last * (percent / 100) for percent in percents]
+    below = [math.floor(place) for place in places]
+    ranks = sorted({rank for b in below for rank in (b, min(b + 1, last))})
+    if last < _FEW and not isinstance(values, np.ndarray):
+        at: Mapping[int, float] = dict(enumerate(sorted(values)))
+    else:
+        ordered = np.partition(np.asarray(values, dtype=float), ranks)
+        at = {rank: float(ordered[rank]) for rank in ranks}
+    return [
+        _between(at[b], at[min(b + 1, last)], share=place - b)
+        for b, place in zip(below, places, strict=True)
+    ]
+
+
+def _between(low: float, high: float, *, share: float) -> float:
     # Two forms, as numpy has them, so that both ends are met exactly.
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
@@ -208,7 +217,7 @@ def smallest_sample(percent: float, *, confidence: float = 0.95) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(percent / 100))
 
 
-def independent_count(runs: Sequence[Sequence[float]]) -> float:
+def independent_count(runs: Sequence[Values]) -> float:
     """How many independent values runs of correlated values are worth; at most their number.
 
     `n / tau` with `tau = 1 + 2 * (sum of the autocorrelations)`, of the ranks of all values, so

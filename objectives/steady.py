@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from objectives.statistics import Values
+
 BATCH = 5
 _LEAST_BATCHES = 4
 _ERRORS = 3.0
@@ -19,7 +21,7 @@ _GROWTH_S = 20
 _LEAST_COMPLETED = 0.98
 
 
-def warm_up_cut(values: Sequence[float]) -> int | None:
+def warm_up_cut(values: Values) -> int | None:
     """How many leading values belong to the warm-up; None where the series never settled.
 
     MSER-5 (White, Cobb and Spratt, 2000): with means Y of batches of 5, the cut is the d up to half

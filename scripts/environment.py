@@ -99,6 +99,7 @@ def bring_to(level: str) -> None:
     if recorded.get(project.name) != digest(project):
         # The pinned build backend is installed already: no isolated build environment to download.
         install("the project (editable, seconds)", "--no-build-isolation", "-e", str(ROOT))
+        prepare()
         write_record({**recorded, project.name: digest(project)})
 
 
@@ -133,6 +134,12 @@ def install(contents: str, *what: str) -> None:
     # Compiled on every core, where pip uses one. Some packages hold templates that do not compile.
     subprocess.call([python, "-m", "compileall", "-qq", "-j", "0", str(VENV / "lib")])
     print(f"installed in {time.monotonic() - started_s:.0f} s", flush=True)
+
+
+def prepare() -> None:
+    """Compile the simulator now, not beside the first measurements."""
+    code = "from tuner.simulator.virtual import prepare; prepare()"
+    subprocess.call([str(VENV / "bin" / "python"), "-c", code], cwd=ROOT)
 
 
 def write_record(recorded: dict[str, str]) -> None:

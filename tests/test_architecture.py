@@ -21,6 +21,7 @@ HOMES = {
     "typer": ("tuner/cli/",),
     "rich": ("tuner/cli/",),
     "scipy": ("objectives/statistics.py", "tuner/search/latency.py", "tuner/prediction/"),
+    "numba": ("tuner/simulator/compiled_loop.py",),
     "vllm": (),
     "torch": ("tuner/search/",),
 }

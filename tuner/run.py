@@ -36,6 +36,7 @@ from tuner.report.document import ReportInput, build_document
 from tuner.report.markdown import markdown_report
 from tuner.report.prior import prior_data
 from tuner.report.workers import unclean_texts
+from tuner.simulator.virtual import prepare
 from tuner.store.codec import dump_json
 from tuner.store.run_folder import CONFIG, EXPORT, REPORT, RunFolder
 
@@ -331,6 +332,7 @@ def make_guide(
     config, engine = plan.config, plan.engine.config
     if not config.options.prior:
         return None
+    prepare()
     other = _carried_calibration(folder, config.options.calibration, clock)
 
     def learn(records: Sequence[TrialRecord]) -> EngineModel:

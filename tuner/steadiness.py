@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from objectives import (
     Probe,
+    RequestColumns,
     RequestRole,
     SloCheck,
     is_carried,
@@ -30,12 +34,17 @@ def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     """
     if probe.stopped_early:
         return probe
-    series = sorted((r for r in probe.measured if r.ttft_ms is not None), key=lambda r: r.index)
-    cut = warm_up_cut([r.ttft_ms for r in series if r.ttft_ms is not None])
+    measured = RequestColumns.of(probe.records).measured
+    order = np.argsort(measured.indices)
+    series = order[~np.isnan(measured.ttft_ms[order])]
+    cut = warm_up_cut(measured.ttft_ms[series])
     if cut is None:
         return replace(probe, unsteady="TTFT had not settled by half of the measured requests")
     if cut and may_cut:
-        probe = _measured_from(probe, index=series[cut].index, start_s=series[cut].scheduled_s)
+        first = series[cut]
+        probe = _measured_from(
+            probe, index=int(measured.indices[first]), start_s=float(measured.scheduled_s[first])
+        )
     return replace(probe, unsteady=_overload(probe))
 
 
@@ -58,13 +67,10 @@ def should_be_longer(probe: Probe, checks: Sequence[SloCheck], *, workload: Work
 
 
 def _measured_from(probe: Probe, *, index: int, start_s: float) -> Probe:
-    records = tuple(
-        replace(r, role=RequestRole.WARM_UP)
-        if r.role is RequestRole.MEASURED and r.index < index
-        else r
-        for r in probe.records
-    )
-    return replace(probe, records=records, window_start_s=start_s)
+    requests = RequestColumns.of(probe.records)
+    is_early = requests.has_role(RequestRole.MEASURED) & (requests.indices < index)
+    requests = requests.with_role(RequestRole.WARM_UP, where=is_early)
+    return replace(probe, records=requests, window_start_s=start_s)
 
 
 def _overload(probe: Probe) -> str:
@@ -72,15 +78,16 @@ def _overload(probe: Probe) -> str:
     if probe.load.mode == "concurrency" or probe.window_s <= 0:
         return ""
 
-    def is_inside(moment_s: float) -> bool:
-        return probe.window_start_s <= moment_s <= probe.window_end_s
-
-    offered = sum(is_inside(r.scheduled_s) for r in probe.records)
-    completed = sum(is_inside(r.end_s) for r in probe.records if r.succeeded)
-    open_s = sum(
-        max(0.0, min(r.end_s, probe.window_end_s) - max(r.scheduled_s, probe.window_start_s))
-        for r in probe.records
-    )
+    requests = RequestColumns.of(probe.records)
+    begins_s = np.maximum(requests.scheduled_s, probe.window_start_s)
+    ends_s = np.minimum(requests.end_s, probe.window_end_s)
+    offered = int(_are_inside(requests.scheduled_s, probe).sum())
+    completed = int((_are_inside(requests.end_s, probe) & requests.succeeded).sum())
+    open_s = float(np.maximum(0.0, ends_s - begins_s).sum())
     if is_carried(offered=offered, completed=completed, in_flight=open_s / probe.window_s):
         return ""
     return f"only {completed} of {offered} requests that arrived were finished in the window"
+
+
+def _are_inside(moments_s: NDArray[np.float64], probe: Probe) -> NDArray[np.bool_]:
+    return (probe.window_start_s <= moments_s) & (moments_s <= probe.window_end_s)

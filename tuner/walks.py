@@ -29,8 +29,10 @@ from tuner.records import LevelResult, ProbePoint
 _WORTHWHILE = 0.03
 # A challenger must carry so much more than the incumbent has proven.
 _CHALLENGE = 0.02
-# So often a load that failed on a further seed is lowered, as a certificate's is.
-_RETREATS = 3
+# Where so much more is expected, the challenge is the expected load itself.
+_FAR_ABOVE = 1.3
+# So often a load that failed on a further seed is lowered, each time by twice as much.
+_RETREATS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class RaceWalk:
 
     Losing at the target load, the easier one, loses both policies. Losing at the incumbent's load
     loses throughput-first, and what was seen at the target load still counts for latency-first.
+    Where far more is expected, that is the first challenge: were it met, the target load would be
+    another one.
 
     Attributes:
         capacity: the search of a challenger that has not lost.
@@ -135,17 +139,34 @@ class RaceWalk:
         if self._has_lost(done):
             return None
         measured = {level.load.value for level in done}
+        if self._goes_far() and not any(level.carries for level in done):
+            # Where the expectation fails, the search needs to know what does not.
+            loads = (self._expected(), self._above_incumbent())
+            left = [load for load in loads if load not in measured]
+            return self._point(left[0]) if left else self.capacity.next_point(done)
         # Once a challenge was lost without losing the race, the search goes on below it.
         if all(level.carries for level in done):
             for load in self._challenges():
                 if load not in measured:
-                    capacity = self.capacity
-                    return ProbePoint(Load(capacity.mode, load), capacity.seed, may_stop_early=True)
+                    return self._point(load)
         return self.capacity.next_point(done)
 
+    def _point(self, load: float) -> ProbePoint:
+        capacity = self.capacity
+        return ProbePoint(Load(capacity.mode, load), capacity.seed, may_stop_early=True)
+
     def _challenges(self) -> list[float]:
+        if self._goes_far():
+            return []
         most = self.capacity.search.max_load
         return sorted({min(self.target_load, most), min(self._above_incumbent(), most)})
+
+    def _goes_far(self) -> bool:
+        """Whether so much is expected that nearer loads say little."""
+        return self._expected() > _FAR_ABOVE * self._above_incumbent()
+
+    def _expected(self) -> float:
+        return self.capacity.search.expected_load or 0.0
 
     def _above_incumbent(self) -> float:
         higher = self.incumbent.load * (1 + _CHALLENGE)
@@ -176,8 +197,8 @@ class PromotionWalk:
 
     Near its capacity one run is nearly one sample, and the best of many is the luckiest of them.
     All that were ever best were measured on the same further seeds, so they are compared in pairs;
-    a load that fails on one of them holds no more, and one a step of the resolution below it, three
-    times at most, or the next one that held has to prove itself. The first setting that holds is no
+    a load that fails on one of them holds no more, and a lower one has to prove itself: by 1, 2, 4
+    and 8 steps of the resolution, or the next one that held. The first setting that holds is no
     choice among many, and is spared them.
 
     Attributes:
@@ -219,7 +240,7 @@ class PromotionWalk:
             return None
         capacity = self._capacity
         last = min(failed, key=lambda lv: lv.load.value)
-        load = capacity.search.below(last.load.value)
+        load = capacity.search.below(last.load.value, steps=2 ** (len(failed) - 1))
         measured = {lv.seed for lv in done if lv.load.value == load}
         left = [seed for seed in (last.seed, capacity.seed) if seed not in measured]
         if not left:

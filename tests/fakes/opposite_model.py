@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from search_spaces import Settings, Value
 from tuner.prediction.models import ProfileModel, Source
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class OppositeModel:
             }
         )
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """As planned."""
-        return self.model.prompt_tokens(size)
+    @property
+    def added_prompt_tokens(self) -> Mapping[str, int]:
+        """As the true one's."""
+        return self.model.added_prompt_tokens

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
+
 from objectives import compute_metrics
 from search_spaces import fingerprint
-from tests.fakes.logged_model import LoggedModel, iterations_csv
+from tests.fakes.step_logs import iterations_csv, iterations_of
 from tests.fakes.virtual_probe import virtual_probe
 from tuner.engines import launch_command, merged_settings, to_arguments
 from tuner.fleet import Completion, Placement, WorkerInfo
 from tuner.judging import judged_level
+from tuner.prediction.iterations import Iterations, join_iterations
 from tuner.records import (
     EngineInfo,
     Failure,
@@ -224,18 +227,23 @@ def _info(setup: EngineSetup | None) -> EngineInfo:
 def _walk(spec: TrialSpec, engine: VirtualEngine, levels: list[LevelResult]) -> dict[str, bytes]:
     """Drive all loads; a live engine leaves a log of its steps, of the first ones at least."""
     log = b""
-    logged = LoggedModel.of(engine.step_model, noise_share=engine.noise_share, is_noise_felt=False)
-    if spec.live is not None:
-        engine = replace(engine, step_model=logged)
+    steps: list[Iterations] = []
     while (point := spec.walk.next_point(levels)) is not None:
         probe = virtual_probe(
-            engine, point, workload=spec.workload, slo=spec.slo, noise_seed=point.seed
+            engine,
+            point,
+            workload=spec.workload,
+            slo=spec.slo,
+            noise_seed=point.seed,
+            hear_steps=lambda log: steps.append(iterations_of(log)),
         )
         metrics = compute_metrics([probe], slo=spec.slo)
         log += request_lines(probe)
         levels.append(judged_level(probe, metrics=metrics, slo=spec.slo, measure_s=probe.end_s))
-    steps = logged.rows[:_MOST_STEPS]
-    return {REQUESTS_LOG: log, **({ITERATIONS_LOG: iterations_csv(steps)} if steps else {})}
+    if spec.live is None:
+        return {REQUESTS_LOG: log}
+    first = np.arange(sum(map(len, steps))) < _MOST_STEPS
+    return {REQUESTS_LOG: log, ITERATIONS_LOG: iterations_csv(join_iterations(steps).where(first))}
 
 
 def _slowed(engine: VirtualEngine, factor: float) -> VirtualEngine:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from objectives import (
-    Load,
     Probe,
+    RequestColumns,
     RequestFailure,
     RequestRecord,
     RequestRole,
@@ -18,23 +21,31 @@ from objectives import (
 from tuner.load.early_stop import EarlyStop, Progress
 from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual import StepLog, VirtualEngine
 from tuner.steadiness import LONGER, should_be_longer, steady_part
-from tuner.workloads import Workload
+from tuner.workloads import ProbeShape, Workload
 
 _WATCH_S = 0.25
 
 
 def virtual_probe(
-    engine: VirtualEngine, point: ProbePoint, *, workload: Workload, slo: Slo, noise_seed: int = 0
+    engine: VirtualEngine,
+    point: ProbePoint,
+    *,
+    workload: Workload,
+    slo: Slo,
+    noise_seed: int = 0,
+    hear_steps: Callable[[StepLog], None] = lambda _: None,
 ) -> Probe:
     """Drive one load; the same plan, roles and rules as the meter and the probe have."""
+    drive = partial(
+        _drive, engine, point, workload, slo, noise_seed=noise_seed, hear_steps=hear_steps
+    )
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
-    probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
+    probe = drive(requests=requests)
     if should_be_longer(probe, check_probes([probe], slo=slo), workload=workload):
-        requests *= LONGER
-        probe = _drive(engine, point, workload, slo, requests=requests, noise_seed=noise_seed)
+        probe = drive(requests=LONGER * requests)
     return probe
 
 
@@ -46,14 +57,19 @@ def _drive(
     *,
     requests: int,
     noise_seed: int,
+    hear_steps: Callable[[StepLog], None],
 ) -> Probe:
-    probe = whole_probe(
-        engine, point, workload=workload, requests=requests, noise_seed=noise_seed
-    ).probe
+    driven = whole_probe(engine, point, workload=workload, requests=requests, noise_seed=noise_seed)
+    hear_steps(driven.run.steps)
+    probe = driven.probe
     if point.may_stop_early:
-        reason, stop_s = _early_stop(probe.records, slo, point.load)
-        if reason:
-            records = _stopped(probe.records, slo, point.load, stop_s)
+        everything = list(probe.records)
+        shape = ProbeShape(point.load, requests)
+        reason, stop_s, enough = _early_stop(everything, slo, shape, workload)
+        if enough:
+            probe = _shortened(probe, shape, enough)
+        elif reason:
+            records = _stopped(everything, slo, shape, workload, stop_s)
             measured = [r for r in records if r.role is RequestRole.MEASURED]
             probe = replace(
                 probe,
@@ -66,37 +82,67 @@ def _drive(
     return steady_part(probe, may_cut=point.may_stop_early)
 
 
-def _early_stop(records: Sequence[RequestRecord], slo: Slo, load: Load) -> tuple[str, float]:
-    """Look at the measured requests every quarter of a second, as the meter does."""
-    watcher = EarlyStop(slo, mode=load.mode)
+def _shortened(probe: Probe, shape: ProbeShape, enough: int) -> Probe:
+    """What is left where so many measured requests were enough; the rest was filler."""
+    requests = RequestColumns.of(probe.records)
+    is_measured = requests.has_role(RequestRole.MEASURED)
+    last = np.sort(requests.indices[is_measured])[enough - 1]
+    requests = requests.with_role(RequestRole.FILLER, where=is_measured & (requests.indices > last))
+    start_s, window_end_s, end_s = shape.window(requests)
+    return replace(
+        probe,
+        records=requests.where(requests.scheduled_s <= end_s),
+        window_start_s=start_s,
+        window_end_s=window_end_s,
+        end_s=end_s,
+    )
+
+
+def _early_stop(
+    records: Sequence[RequestRecord], slo: Slo, shape: ProbeShape, workload: Workload
+) -> tuple[str, float, int]:
+    """Look at the measured requests every quarter of a second, as the meter does.
+
+    Returns why and when the probe ends because it fails, or how many requests were enough.
+    """
+    watcher = EarlyStop(slo, mode=shape.load.mode, workload=workload)
     measured = sorted(
         (r for r in records if r.role is RequestRole.MEASURED), key=lambda r: r.scheduled_s
     )
     end_s = max(r.end_s for r in measured)
     now_s, sent = 0.0, 0
     progress: list[Progress] = []
+    on_their_way: list[tuple[Progress, RequestRecord]] = []
     while now_s < end_s:
         now_s += _WATCH_S
         while sent < len(measured) and measured[sent].scheduled_s <= now_s:
             r = measured[sent]
             progress.append(Progress(r.traffic_class, r.planned_output_tokens, r.scheduled_s))
+            on_their_way.append((progress[-1], r))
             sent += 1
-        for p, r in zip(progress, measured, strict=False):
-            if p.first_token_s is None and r.first_token_s is not None:
-                p.first_token_s = r.first_token_s if r.first_token_s <= now_s else None
-            if p.record is None and r.end_s <= now_s:
+        for p, r in on_their_way:
+            if r.first_token_s is not None and r.first_token_s <= now_s:
+                p.first_token_s = r.first_token_s
+            if r.end_s <= now_s:
                 p.record = r
+        on_their_way = [pair for pair in on_their_way if pair[0].record is None]
         reason = watcher.reason(progress, now_s=now_s)
         if reason:
-            return reason, now_s
-    return "", float("inf")
+            return reason, now_s, 0
+        if shape.is_enough(len(progress)) and watcher.looks_fine(progress):
+            return "", float("inf"), len(progress)
+    return "", float("inf"), 0
 
 
 def _stopped(
-    records: Sequence[RequestRecord], slo: Slo, load: Load, stop_s: float
+    records: Sequence[RequestRecord],
+    slo: Slo,
+    shape: ProbeShape,
+    workload: Workload,
+    stop_s: float,
 ) -> list[RequestRecord]:
     """What is left when the meter stops: open requests that are late stay measured."""
-    watcher = EarlyStop(slo, mode=load.mode)
+    watcher = EarlyStop(slo, mode=shape.load.mode, workload=workload)
     kept = []
     for r in records:
         if r.scheduled_s > stop_s:

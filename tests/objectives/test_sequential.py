@@ -15,7 +15,7 @@ _FINE_FROM = {0: 73, 1: 123, 2: 167, 3: 207, 4: 244, 5: 278, 6: 311}
 def _evidence(violations: int, requests: int) -> Evidence:
     test = SequentialTest(0.05)
     for index in range(requests):
-        test.add(is_violation=index < violations)
+        test.add(float(index < violations))
     return test.evidence
 
 
@@ -41,7 +41,7 @@ def test_looking_after_every_request_keeps_the_level() -> None:
     for _ in range(streams):
         test = SequentialTest(0.05)
         for _ in range(600):
-            test.add(is_violation=rng.random() < 0.05)
+            test.add(float(rng.random() < 0.05))
             if test.evidence is Evidence.FAILS:
                 called += 1
                 break
@@ -55,7 +55,7 @@ def test_a_bad_stream_is_stopped_within_tens_of_requests() -> None:
     for _ in range(200):
         test = SequentialTest(0.05)
         while test.evidence is Evidence.OPEN:
-            test.add(is_violation=rng.random() < 0.2)
+            test.add(float(rng.random() < 0.2))
         assert test.evidence is Evidence.FAILS
         lengths.append(test.requests)
     assert sorted(lengths)[100] <= 30
@@ -65,9 +65,9 @@ def test_no_violation_allowed_means_the_first_one_fails() -> None:
     """A `max` target has a limit share of 0: one violation is proof."""
     test = SequentialTest(0.0)
     for _ in range(500):
-        test.add(is_violation=False)
+        test.add(float(False))
     evidence = [test.evidence]
-    test.add(is_violation=True)
+    test.add(float(True))
     evidence.append(test.evidence)
     assert evidence[0] is not Evidence.FAILS
     assert evidence[1] is Evidence.FAILS

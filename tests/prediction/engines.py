@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from objectives import Load
-from tests.fakes.logged_model import LoggedModel, iterations_of
+from tests.fakes.step_logs import iterations_of
 from tuner.prediction.calibration import CalibrationSample
 from tuner.prediction.virtual_probe import virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.cost_model import StepTimeModel
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize, TrafficClass, Workload
+from tuner.workloads import TrafficClass, Workload
 
 WORKLOAD = Workload(
     "made-up",
@@ -50,20 +50,20 @@ class MadeUpEngine:
         seed: int = 7,
     ) -> CalibrationSample:
         """Drive one probe."""
-        logged = LoggedModel.of(self.model, noise_share=self.noise_share)
         engine = VirtualEngine(
-            limits, logged, n_kv_blocks=self.blocks, request_overhead_s=self.overhead_s
+            limits,
+            self.model,
+            n_kv_blocks=self.blocks,
+            request_overhead_s=self.overhead_s,
+            noise_share=self.noise_share,
         )
         assert workload.requests is not None
-        probe = virtual_probe(
+        done = virtual_probe(
             engine,
             ProbePoint(load, seed),
             workload=workload,
             requests=workload.requests,
-            prompt_tokens_of=_with_template,
-        ).probe
-        return CalibrationSample(limits, workload, (probe,), iterations_of(logged.rows))
-
-
-def _with_template(size: PlannedSize) -> int:
-    return size.prompt_tokens + TEMPLATE_TOKENS
+            noise_seed=4,
+            added_prompt_tokens=dict.fromkeys(workload.class_names, TEMPLATE_TOKENS),
+        )
+        return CalibrationSample(limits, workload, (done.probe,), iterations_of(done.run.steps))

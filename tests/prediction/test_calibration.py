@@ -70,8 +70,8 @@ def test_settings_that_were_not_measured_are_predicted(engine: MadeUpEngine) -> 
 
 
 def _predictor(workload: Workload) -> Predictor:
-    prompt_tokens = calibrated(LINEAR).prompt_tokens
-    return Predictor(workload, SLO, "concurrency", seed=5, prompt_tokens=prompt_tokens)
+    added = calibrated(LINEAR).added_prompt_tokens
+    return Predictor(workload, SLO, "concurrency", seed=5, added_prompt_tokens=added)
 
 
 def _engine(tokens: int, seqs: int) -> VirtualEngine:

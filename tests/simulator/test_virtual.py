@@ -3,6 +3,7 @@
 import itertools
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import prepare_engine
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.simulator.virtual import (
+    RequestTimes,
+    StepLog,
     VirtualEngine,
     VirtualRequest,
     VirtualRun,
@@ -41,14 +44,14 @@ def p(values: list[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def p95_ttft(run: VirtualRun) -> float:
+def p95_ttft(requests: Sequence[RequestTimes]) -> float:
     """The p95 first-token time."""
-    return p([request.ttft_s for request in run.requests], 0.95)
+    return p([request.ttft_s for request in requests], 0.95)
 
 
-def p95_tpot(run: VirtualRun) -> float:
+def p95_tpot(requests: Sequence[RequestTimes]) -> float:
     """The p95 token pace."""
-    return p([request.tpot_s or 0.0 for request in run.requests], 0.95)
+    return p([request.tpot_s or 0.0 for request in requests], 0.95)
 
 
 def p99_itl(run: VirtualRun) -> float:
@@ -156,8 +159,8 @@ def test_more_sequences_lower_ttft_and_raise_tpot(seed: int) -> None:
     few, many = (
         simulate_concurrency(requests, concurrency=64, engine=engine(seqs=n)) for n in (16, 64)
     )
-    assert p95_ttft(many) < p95_ttft(few) / 2
-    assert p95_tpot(many) > p95_tpot(few) * 1.3
+    assert p95_ttft(many.requests) < p95_ttft(few.requests) / 2
+    assert p95_tpot(many.requests) > p95_tpot(few.requests) * 1.3
     assert tokens_per_s(many) > tokens_per_s(few)
     assert few.mean_waiting > many.mean_waiting
 
@@ -198,7 +201,8 @@ def test_heavier_arrivals_queue_longer() -> None:
             now_s += draw.expovariate(rate)
             arrivals.append(now_s)
         limited = engine(seqs=32)
-        ttft.append(p95_ttft(simulate_arrivals(requests, arrivals_s=arrivals, engine=limited)))
+        run = simulate_arrivals(requests, arrivals_s=arrivals, engine=limited)
+        ttft.append(p95_ttft(run.requests))
     assert ttft == sorted(ttft)
 
 
@@ -208,7 +212,7 @@ def test_demo_profile_is_worth_tuning() -> None:
 
     def verdict(concurrency: int, *words: str) -> tuple[bool, float]:
         run = simulate_concurrency(requests, concurrency=concurrency, engine=demo_engine(*words))
-        kept = replace(run, requests=run.requests[concurrency:])
+        kept = run.requests[concurrency:]
         return p95_ttft(kept) <= 0.8 and p95_tpot(kept) <= 0.05, tokens_per_s(run)
 
     default_at_32, tuned_at_64 = verdict(32), verdict(64, "--max-num-batched-tokens", "512")
@@ -288,7 +292,9 @@ def test_summed_up_is_exactly_step_by_step(case: dict[str, Any]) -> None:
     ]
     whole = replace(case["engine"], prefix_caching=False)
     exact = _simulate(by_ids, {**case, "engine": whole})
-    for name in VirtualRun.__slots__:
+    for name in StepLog.__slots__:
+        assert getattr(fast.steps, name).tolist() == getattr(exact.steps, name).tolist(), name
+    for name in set(VirtualRun.__slots__) - {"steps", "needs"}:
         if name.startswith("mean_") or name == "makespan_s":
             assert getattr(fast, name) == pytest.approx(getattr(exact, name), abs=1e-12), name
         else:

@@ -49,8 +49,12 @@ def _walk(walk: LoadWalk, capacity: float, **changes: float) -> list[float]:
     return [level.load.value for level in done]
 
 
-def _race(*, mode: LoadMode = "concurrency", tokens_per_s: float = 565.0) -> RaceWalk:
-    search = CapacitySearch(start=32, step=1.15, is_integer=mode == "concurrency")
+def _race(
+    *, mode: LoadMode = "concurrency", tokens_per_s: float = 565.0, expected: float | None = None
+) -> RaceWalk:
+    search = CapacitySearch(
+        start=32, step=1.15, is_integer=mode == "concurrency", expected=expected
+    )
     return RaceWalk(
         CapacityWalk(search, mode, SEED, SLO),
         target_load=22.0,
@@ -112,6 +116,34 @@ def test_a_survivor_searches_upwards_from_the_incumbents_load() -> None:
     assert loads[:2] == [22, 33]
     assert loads[2] == 38
     assert max(v for v in loads if v <= 41) >= 39
+
+
+def test_where_far_more_is_expected_that_is_the_first_challenge() -> None:
+    """Expected at 100 against an incumbent's 32: nothing nearer is asked first."""
+    loads = _walk(_race(expected=100), 112)
+    assert loads[0] == 100
+    assert max(v for v in loads if v <= 112) >= 107
+    assert all(v >= 100 for v in loads)
+
+
+def test_an_expectation_that_fails_with_no_more_tokens_is_lost_at_once() -> None:
+    """At 100 at once it carries less than the best does at 32: it never carries more below."""
+    assert _walk(_race(expected=100), 60, tokens=500.0) == [100]
+
+
+def test_an_expectation_that_fails_with_more_tokens_is_searched_from_the_incumbent_on() -> None:
+    """What holds has to be found: just above the incumbent first, then between the two."""
+    loads = _walk(_race(expected=100), 60)
+    assert loads[:2] == [100, 33]
+    assert all(33 < load < 100 for load in loads[2:])
+    assert max(v for v in loads if v <= 60) >= 57
+
+
+def test_a_challenger_that_holds_nowhere_looks_below_as_long_as_it_carries_more() -> None:
+    """Neither the expected load nor the incumbent's: the search goes on below both."""
+    loads = _walk(_race(expected=100), 20, tokens=700.0)
+    assert loads[:2] == [100, 33]
+    assert max(v for v in loads if v <= 20) >= 19
 
 
 def test_more_tokens_at_a_lost_load_keep_the_challenger_in_the_race() -> None:
@@ -239,7 +271,7 @@ def test_a_load_that_fails_on_a_further_seed_is_replaced_by_the_next_one_below()
 
 
 def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
-    """A jump to an expected load leaves none near it; then it is lowered as a certificate's is."""
+    """A jump to an expected load leaves none near it; then it is lowered step by step."""
     search = CapacitySearch(start=8.0, expected=60.0)
     walk = PromotionWalk(
         CapacityWalk(search, "concurrency", SEED, SLO), (70, 71), Incumbent(1.0, ((SEED, 1.0),))
@@ -253,6 +285,21 @@ def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
     assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
     failed = [load for load, seed in driven if seed == 70 and load > 55]
     assert len(failed) == len({*failed}) <= 3
+
+
+def test_a_load_that_was_mere_luck_is_lowered_by_ever_longer_steps() -> None:
+    """On the further seeds a third less holds; it takes a few probes to get there."""
+    search = CapacitySearch(start=8.0, expected=60.0)
+    walk = PromotionWalk(
+        CapacityWalk(search, "concurrency", SEED, SLO), (70, 71), Incumbent(1.0, ((SEED, 1.0),))
+    )
+    capacities = {SEED: 60.5, 70: 42, 71: 90}
+    driven = _promoted(walk, capacities)
+    levels = [replace(_level(v, capacities[s]), seed=s) for v, s in driven]
+    found = contender(levels)
+    assert found is not None
+    assert 28 <= found.load <= 42
+    assert sum(seed == 70 for _, seed in driven) <= 5
 
 
 def test_a_challenger_that_carries_less_than_the_best_costs_no_further_seeds() -> None:

@@ -54,13 +54,18 @@ class ProbeDriver:
         # Texts are made before the clock starts; only filler is made on the way.
         self._prepared = [self._prepare(index) for index in range(self._shape.total)]
         self._measured_left = spec.requests
+        self._is_enough = False
         self._failures = 0
         self._finished = 0
         self._last_progress_s = now_s()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         stop_for = spec.stop_for
-        self._early_stop = None if stop_for is None else EarlyStop(stop_for, mode=spec.load.mode)
+        self._early_stop = (
+            None
+            if stop_for is None
+            else EarlyStop(stop_for, mode=spec.load.mode, workload=spec.workload)
+        )
         self._progress: dict[int, Progress] = {}
         self.records: list[RequestRecord] = []
         self.stopped = ""
@@ -118,7 +123,7 @@ class ProbeDriver:
         if len(self._tasks) <= 1:
             # The engine was idle: silence before this request says nothing about it.
             self._last_progress_s = self._now_s()
-        role = self._shape.role(request.index)
+        role = self._role(request.index)
         if role is RequestRole.MEASURED:
             self._progress[request.index] = Progress(
                 request.traffic_class, request.output_tokens, scheduled_s
@@ -169,6 +174,18 @@ class ProbeDriver:
         self.stopped_early = self._early_stop.reason(requests, now_s=self._now_s())
         if self.stopped_early:
             self._stop("")
+
+        elif not self._is_enough and self._shape.is_enough(len(requests)):
+            self._is_enough = self._early_stop.looks_fine(requests)
+            if self._is_enough:
+                self._measured_left = sum(request.record is None for request in requests)
+                if self._measured_left == 0:
+                    self._stop("")
+
+    def _role(self, index: int) -> RequestRole:
+        role = self._shape.role(index)
+        # Once enough are measured, the rest keeps the load constant until they are done.
+        return RequestRole.FILLER if self._is_enough and role is RequestRole.MEASURED else role
 
     def _stop(self, reason: str) -> None:
         if not self._done.is_set():

@@ -1,4 +1,4 @@
-"""Ends a probe as soon as it is clear that the SLO fails at its load.
+"""Ends a probe as soon as it is clear that the SLO fails at its load, or looks fine.
 
 Requests are counted in the order of their schedule, each at the moment its verdict is known:
 a missing first token is a violation once its limit has passed, finished or not. Counting them as
@@ -20,10 +20,15 @@ from objectives import (
     Target,
     allowed_share,
     grows,
+    requests_needed,
+    warm_up_cut,
 )
-from objectives.metrics import request_value
+from objectives.latencies import request_value
+from tuner.workloads import Workload
 
 _LEVEL = 0.05
+# To be called fine saves requests and proves nothing: the verdict is that of those measured.
+_FINE_LEVEL = 0.2
 # A queue is called growing on no fewer requests.
 _LEAST_GROWTH = 40
 
@@ -58,13 +63,18 @@ class EarlyStop:
     Args:
         slo: what is promised.
         mode: of the load; only open arrivals can outrun an engine.
+        workload: that is driven.
     """
 
-    def __init__(self, slo: Slo, *, mode: LoadMode) -> None:
-        targets = [(t, share) for t in slo.targets if (share := allowed_share(t)) is not None]
+    def __init__(self, slo: Slo, *, mode: LoadMode, workload: Workload) -> None:
+        targets = [(t, share) for t in slo.targets if (share := _tested_share(t)) is not None]
+        self._is_all_tested = len(targets) == len(slo.targets)
         self._latency_targets = slo.latency_targets
         self._tests = [
-            (target, SequentialTest(share, level=_LEVEL / len(targets)))
+            (
+                target,
+                SequentialTest(share, level=_LEVEL / len(targets), fine_level=_FINE_LEVEL),
+            )
             for target, share in targets
         ]
         self._positions = [0] * len(targets)
@@ -72,6 +82,8 @@ class EarlyStop:
             (t.limit for t in slo.latency_targets if t.metric is Metric.TTFT), default=None
         )
         self._mode = mode
+        self._most_tokens = workload.most_output_tokens
+        self._needed = requests_needed(slo, class_shares=workload.class_shares)
 
     def reason(self, requests: Sequence[Progress], *, now_s: float) -> str:
         """Why the probe need not go on, or empty.
@@ -84,10 +96,31 @@ class EarlyStop:
             self._count(index, target, test, requests, now_s)
             if test.evidence is Evidence.FAILS:
                 return (
-                    f"{target.canonical} fails: {test.violations} of the first "
+                    f"{target.canonical} fails: {_share_text(target, test)} of the first "
                     f"{test.requests} requests violate it"
                 )
         return self._growth(requests, now_s)
+
+    def looks_fine(self, requests: Sequence[Progress]) -> bool:
+        """Whether so many requests suffice to go on to a higher load; `reason` has counted them.
+
+        Only where each target is a matter of single requests. Arrivals that outrun an engine show
+        late, so an open loop needs all of its requests.
+        """
+        return (
+            self._mode == "concurrency"
+            and len(requests) >= self._needed
+            and self._is_all_tested
+            and all(self._is_fine(target, test) for target, test in self._tests)
+            and not any(r.record is not None and r.record.is_error for r in requests)
+            and self._is_steady(requests)
+        )
+
+    def _is_steady(self, requests: Sequence[Progress]) -> bool:
+        """Whether what the warm-up cut will leave of them resolves the SLO."""
+        ttfts_ms = [r.record.ttft_ms for r in requests if r.record is not None]
+        cut = warm_up_cut([value for value in ttfts_ms if value is not None])
+        return cut is not None and len(requests) - cut >= self._needed
 
     def is_violated(self, request: Progress, *, now_s: float) -> bool:
         """Whether an open request has missed a limit already."""
@@ -112,10 +145,23 @@ class EarlyStop:
                 violated = self._violates(target, request, now_s)
                 if violated is None:
                     return
-                test.add(is_violation=violated)
+                test.add(violated, weight=self._weight(target, request))
             self._positions[index] += 1
 
-    def _violates(self, target: Target, request: Progress, now_s: float) -> bool | None:
+    @staticmethod
+    def _is_fine(target: Target, test: SequentialTest) -> bool:
+        # A rare error takes hundreds of requests to exclude; a probe without any is fine.
+        return target.metric is Metric.ERROR_RATE or test.evidence is Evidence.LOOKS_FINE
+
+    def _weight(self, target: Target, request: Progress) -> float:
+        """Of a request among the others: for gaps, the more it has the more it counts."""
+        if target.metric is not Metric.ITL:
+            return 1.0
+        return min(request.output_tokens / self._most_tokens, 1.0)
+
+    def _violates(self, target: Target, request: Progress, now_s: float) -> float | None:
+        if target.metric is Metric.ITL:
+            return _violating_gaps(target, request)
         if target.metric is not Metric.GOODPUT:
             return _verdict(target, request, now_s)
         if self.is_violated(request, now_s=now_s):
@@ -139,6 +185,34 @@ class EarlyStop:
                 f"the queue grows: TTFT rose to {recent[-1]:.0f} ms over {len(requests)} requests"
             )
         return ""
+
+
+def _tested_share(target: Target) -> float | None:
+    """Share of violations that a target allows; None where it is no matter of single requests.
+
+    Gaps are many a request: a request violates by the share of its own.
+    """
+    stat = target.stat
+    if target.metric is not Metric.ITL or stat in (None, "mean"):
+        return allowed_share(target)
+    return 0.0 if stat == "max" else 1 - float(stat.removeprefix("p")) / 100
+
+
+def _violating_gaps(target: Target, request: Progress) -> float | None:
+    """The share of a request's gaps beyond the limit; None while they are not all known."""
+    record = request.record
+    if record is None:
+        return None
+    if not record.succeeded:
+        return float(record.is_error)
+    gaps = record.itl_ms
+    return sum(gap > target.limit for gap in gaps) / len(gaps) if gaps else 0.0
+
+
+def _share_text(target: Target, test: SequentialTest) -> str:
+    if target.metric is Metric.ITL:
+        return f"{test.violations / test.requests:.0%} of the gaps"
+    return f"{test.violations:.0f}"
 
 
 def _in_flight(requests: Sequence[Progress]) -> list[float]:

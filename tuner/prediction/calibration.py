@@ -16,7 +16,7 @@ from tuner.prediction.virtual_probe import plan_sizes, virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize, Workload
+from tuner.workloads import Workload
 
 # A request outside the engine's steps: HTTP, tokeniser, queues, detokeniser, client.
 _MOST_OVERHEAD_S = 2.0
@@ -83,10 +83,6 @@ class Calibration:
             noise_share=self.fit.noise_share,
         )
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """A planned prompt's length as the engine counts it."""
-        return max(1, size.prompt_tokens + self.added_prompt_tokens.get(size.traffic_class, 0))
-
 
 def calibrate(samples: Sequence[CalibrationSample], *, kv: KvSpace) -> Calibration:
     """Learn an engine from a few probes.
@@ -115,7 +111,7 @@ def replay(
         workload=workload,
         requests=requests,
         noise_seed=noise_seed,
-        prompt_tokens_of=calibration.prompt_tokens,
+        added_prompt_tokens=calibration.added_prompt_tokens,
     ).probe
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,7 +15,6 @@ from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import InvalidSettings, StartFailed, prepare_engine
 from tuner.simulator.scheduler import SchedulerLimits
 from tuner.simulator.virtual import VirtualEngine
-from tuner.workloads import PlannedSize
 
 Source = Literal["calibration", "profile"]
 
@@ -38,8 +37,9 @@ class EngineModel(Protocol):
             CannotRun: it would not start.
         """
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """A planned prompt's length as the engine counts it."""
+    @property
+    def added_prompt_tokens(self) -> Mapping[str, int]:
+        """By traffic class, what the engine counts beyond a prompt's planned length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class ProfileModel:
         except (InvalidSettings, StartFailed) as error:
             raise CannotRun(_last_line(str(error))) from error
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """The planned length: a profile knows no tokenizer."""
-        return size.prompt_tokens
+    @property
+    def added_prompt_tokens(self) -> Mapping[str, int]:
+        """Nothing: a profile knows no tokenizer."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,10 @@ class CalibratedModel:
             raise CannotRun("the calibrated engine cannot take these settings without a launch")
         return self.calibration.engine(limits)
 
-    def prompt_tokens(self, size: PlannedSize) -> int:
-        """The planned length and what the engine was seen to add."""
-        return self.calibration.prompt_tokens(size)
+    @property
+    def added_prompt_tokens(self) -> Mapping[str, int]:
+        """What the engine was seen to add."""
+        return self.calibration.added_prompt_tokens
 
 
 def _last_line(text: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from objectives import CapacitySearch, Load, LoadMode, Probe, Slo, compute_metrics, requests_needed
 from tuner.config import RunConfig
 from tuner.judging import judged_level
 from tuner.prediction.limiting import Limit, limit_of
+from tuner.prediction.memo import LoadMemo, Simulated
 from tuner.prediction.models import EngineModel
 from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
@@ -17,7 +17,7 @@ from tuner.seeds import replicate_seed
 from tuner.simulator.virtual import VirtualEngine
 from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.walks import CapacityWalk, LadderWalk
-from tuner.workloads import PlannedSize, Workload
+from tuner.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Predictor:
         slo: what is promised.
         mode: of the loads.
         seed: of the request plan; that of the measurements, so that both have the same requests.
-        prompt_tokens: a planned prompt's length as the engine counts it.
+        added_prompt_tokens: by traffic class, what the engine counts beyond a prompt's plan.
         resolution: relative width at which a capacity search ends.
         max_load: never looked at more.
     """
@@ -38,9 +38,10 @@ class Predictor:
     slo: Slo
     mode: LoadMode
     seed: int
-    prompt_tokens: Callable[[PlannedSize], int] = attrgetter("prompt_tokens")
+    added_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     resolution: float = 0.05
     max_load: float = 4096.0
+    _memo: LoadMemo = field(default_factory=LoadMemo, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: RunConfig, model: EngineModel) -> Predictor:
@@ -51,14 +52,14 @@ class Predictor:
             config.slo,
             options.load,
             seed=replicate_seed(options.seed, 0),
-            prompt_tokens=model.prompt_tokens,
+            added_prompt_tokens=model.added_prompt_tokens,
             resolution=options.capacity.resolution,
             max_load=options.capacity.max_load,
         )
 
     def level(self, engine: VirtualEngine, load: float) -> LevelResult:
         """One load, judged as a measurement of it would be."""
-        return self._level(engine, ProbePoint(Load(self.mode, load), self.seed))
+        return self._simulated(engine, ProbePoint(Load(self.mode, load), self.seed)).level
 
     def levels(self, engine: VirtualEngine, *, start: float) -> tuple[LevelResult, ...]:
         """The loads that a trial would drive: the workload's ladder, or a capacity search.
@@ -68,16 +69,15 @@ class Predictor:
             start: where the search begins.
         """
         walk = self._walk(start)
-        done: list[LevelResult] = []
+        done = [] if isinstance(walk, LadderWalk) else self._bracket(engine)
         while (point := walk.next_point(done)) is not None:
-            done.append(self._level(engine, point))
+            done.append(self._simulated(engine, point).level)
         return tuple(done)
 
     def limit(self, engine: VirtualEngine, load: float) -> Limit:
         """What the engine runs out of at a load."""
-        return limit_of(
-            self._drive(engine, ProbePoint(Load(self.mode, load), self.seed)).run, engine
-        )
+        point = ProbePoint(Load(self.mode, load), self.seed)
+        return limit_of(self._simulated(engine, point).run, engine)
 
     def _walk(self, start: float) -> LadderWalk | CapacityWalk:
         ladder = self.workload.ladder(self.mode)
@@ -91,13 +91,29 @@ class Predictor:
         )
         return CapacityWalk(search, self.mode, self.seed, self.slo)
 
-    def _level(self, engine: VirtualEngine, point: ProbePoint) -> LevelResult:
-        probe = steady_part(self._drive(engine, point).probe, may_cut=True)
+    def _bracket(self, engine: VirtualEngine) -> list[LevelResult]:
+        """Where other settings have shown already that a capacity lies."""
+        known = self._memo.levels(self.seed, engine)
+        holding = [level for level in known if level.holds]
+        failing = [level for level in known if not level.holds]
+        return [*holding[-1:], *failing[:1]]
+
+    def _simulated(self, engine: VirtualEngine, point: ProbePoint) -> Simulated:
+        load = point.load.value
+        known = self._memo.find(load, point.seed, engine)
+        if known is None:
+            known = self._simulate(engine, point)
+            self._memo.keep(load, point.seed, known)
+        return known
+
+    def _simulate(self, engine: VirtualEngine, point: ProbePoint) -> Simulated:
+        driven = self._drive(engine, point)
+        probe = steady_part(driven.probe, may_cut=True)
         level = self._judged(probe)
         if should_be_longer(probe, level.checks, workload=self.workload):
-            again = self._drive(engine, point, times=LONGER).probe
-            level = self._judged(steady_part(again, may_cut=True))
-        return level
+            driven = self._drive(engine, point, times=LONGER)
+            level = self._judged(steady_part(driven.probe, may_cut=True))
+        return Simulated.of(engine, driven.run, level)
 
     def _judged(self, probe: Probe) -> LevelResult:
         metrics = compute_metrics([probe], slo=self.slo)
@@ -110,5 +126,5 @@ class Predictor:
             point,
             workload=self.workload,
             requests=times * self.workload.measured_requests(point.load, needed=needed),
-            prompt_tokens_of=self.prompt_tokens,
+            added_prompt_tokens=self.added_prompt_tokens,
         )

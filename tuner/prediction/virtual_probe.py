@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from operator import attrgetter
+from types import MappingProxyType
 
-from objectives import EngineCounters, Probe, RequestRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from objectives import EngineCounters, Probe, RequestColumns
+from objectives.columns import SUCCESS, role_codes
 from tuner.records import ProbePoint
 from tuner.simulator.virtual import (
-    RequestTimes,
+    LoadTimes,
+    RequestLengths,
     VirtualEngine,
-    VirtualRequest,
     VirtualRun,
     simulate_arrivals,
     simulate_concurrency,
@@ -44,7 +48,7 @@ def virtual_probe(
     workload: Workload,
     requests: int,
     noise_seed: int = 0,
-    prompt_tokens_of: Callable[[PlannedSize], int] = attrgetter("prompt_tokens"),
+    added_prompt_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> VirtualProbe:
     """Drive one load to its end.
 
@@ -54,21 +58,20 @@ def virtual_probe(
         workload: the traffic; prompts share no prefix.
         requests: to measure.
         noise_seed: of the engine's step times.
-        prompt_tokens_of: a planned prompt's length as the engine counts it.
+        added_prompt_tokens: by traffic class, what the engine counts beyond a prompt's plan.
     """
     shape = ProbeShape(point.load, requests)
-    sizes = plan_sizes(workload, point.seed, shape.total + _filler(shape))
-    wanted = [VirtualRequest(prompt_tokens_of(size), shape.output_tokens(size)) for size in sizes]
-    arrivals_s = _arrivals_s(workload, point, len(wanted)) if shape.slots is None else None
-    run = _simulate(engine, wanted, shape, arrivals_s, noise_seed=noise_seed)
-    records = [
-        _record(sizes[times.index], wanted[times.index], times, shape) for times in run.requests
-    ]
+    count = shape.total + _filler(shape)
+    plan = _plan_columns(workload, point.seed).first(count)
+    lengths = _lengths(plan, shape, added_prompt_tokens)
+    arrivals_s = _arrivals_s(workload, point, count) if shape.slots is None else None
+    run = _simulate(engine, lengths, shape, arrivals_s, noise_seed=noise_seed)
+    records = _columns(plan, lengths, run.times, shape)
     start_s, window_end_s, end_s = shape.window(records)
     probe = Probe(
         load=point.load,
         seed=point.seed,
-        records=tuple(records),
+        records=records,
         window_start_s=start_s,
         window_end_s=window_end_s,
         end_s=end_s,
@@ -84,17 +87,66 @@ def virtual_probe(
 
 
 def plan_sizes(workload: Workload, seed: int, count: int) -> list[PlannedSize]:
-    """The first requests of a plan without texts; a sweep asks for them thousands of times."""
-    known = _known_sizes(workload, seed)
-    if len(known) < count:
-        plan = _plan(workload, seed)
-        known += [plan.size(index) for index in range(len(known), count)]
-    return known[:count]
+    """The first requests of a plan without texts."""
+    plan = _plan(workload, seed)
+    return [plan.size(index) for index in range(count)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PlanColumns:
+    """The first requests of a plan: class, prompt and output tokens of each."""
+
+    class_names: tuple[str, ...]
+    class_codes: NDArray[np.int64]
+    prompts: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+
+
+class _Plan:
+    """The columns of a plan, as many as were asked for; a sweep asks for them again and again."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload = workload
+        self._seed = seed
+        self._known = _PlanColumns(workload.class_names, *(np.empty(0, np.int64),) * 3)
+
+    def first(self, count: int) -> _PlanColumns:
+        """The first requests."""
+        if len(self._known.prompts) < count:
+            self._known = self._made(2 * count)
+        known = self._known
+        return _PlanColumns(
+            known.class_names,
+            known.class_codes[:count],
+            known.prompts[:count],
+            known.outputs[:count],
+        )
+
+    def _made(self, count: int) -> _PlanColumns:
+        names = self._workload.class_names
+        sizes = plan_sizes(self._workload, self._seed, count)
+        return _PlanColumns(
+            names,
+            np.array([names.index(size.traffic_class) for size in sizes], np.int64),
+            np.array([size.prompt_tokens for size in sizes], np.int64),
+            np.array([size.output_tokens for size in sizes], np.int64),
+        )
 
 
 @lru_cache(maxsize=8)
-def _known_sizes(workload: Workload, seed: int) -> list[PlannedSize]:  # noqa: ARG001 - the key
-    return []
+def _plan_columns(workload: Workload, seed: int) -> _Plan:
+    return _Plan(workload, seed)
+
+
+def _lengths(
+    plan: _PlanColumns, shape: ProbeShape, added_prompt_tokens: Mapping[str, int]
+) -> RequestLengths:
+    """As the engine counts prompts, and with the slots' first answers cut."""
+    added = np.array([added_prompt_tokens.get(name, 0) for name in plan.class_names], np.int64)
+    outputs = plan.outputs.copy()
+    for index in range(min(shape.slots or 0, len(outputs))):
+        outputs[index] = shape.first_output_tokens(index, int(outputs[index]))
+    return RequestLengths(np.maximum(plan.prompts + added[plan.class_codes], 1), outputs)
 
 
 def _plan(workload: Workload, seed: int) -> RequestPlan:
@@ -114,7 +166,7 @@ def _filler(shape: ProbeShape) -> int:
 
 def _simulate(
     engine: VirtualEngine,
-    requests: Sequence[VirtualRequest],
+    requests: RequestLengths,
     shape: ProbeShape,
     arrivals_s: Sequence[float] | None,
     *,
@@ -128,21 +180,26 @@ def _simulate(
     return simulate_arrivals(requests, arrivals_s=arrivals_s, engine=engine, seed=noise_seed)
 
 
-def _record(
-    size: PlannedSize, wanted: VirtualRequest, times: RequestTimes, shape: ProbeShape
-) -> RequestRecord:
-    assert isinstance(wanted.prompt, int)
-    return RequestRecord(
-        index=size.index,
-        traffic_class=size.traffic_class,
-        role=shape.role(size.index),
+def _columns(
+    plan: _PlanColumns, lengths: RequestLengths, times: LoadTimes, shape: ProbeShape
+) -> RequestColumns:
+    """What the load generator would have seen: every request a success, one token a chunk."""
+    count = len(lengths)
+    last_token_s = times.token_s[times.ends - 1]
+    return RequestColumns(
+        indices=np.arange(count),
+        class_names=plan.class_names,
+        class_codes=plan.class_codes,
+        role_codes=role_codes(shape.roles(count)),
+        failure_codes=np.full(count, SUCCESS),
         scheduled_s=times.scheduled_s,
         sent_s=times.scheduled_s,
-        first_token_s=times.first_token_s,
-        last_token_s=times.token_s[-1],
-        end_s=times.token_s[-1],
-        prompt_tokens=wanted.prompt,
-        output_tokens=wanted.output_tokens,
-        planned_output_tokens=wanted.output_tokens,
+        first_token_s=times.token_s[times.ends - lengths.outputs],
+        last_token_s=last_token_s,
+        end_s=last_token_s,
+        prompt_tokens=lengths.prompts.astype(float),
+        output_tokens=lengths.outputs.astype(float),
+        planned_output_tokens=lengths.outputs,
         chunk_times_s=times.token_s,
+        chunk_ends=times.ends,
     )

@@ -3,8 +3,14 @@
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Batch sizes that vLLM captures by default: 1, 2, 4, by eights to 256, by sixteens to 512.
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -31,16 +37,6 @@ class Batch:
     def n_tokens(self) -> int:
         """Tokens computed in this iteration."""
         return self.prefill_tokens + self.decode_seqs
-
-
-def sum_work(batches: Sequence[Batch]) -> Batch:
-    """Return the work of several iterations together."""
-    return Batch(
-        sum(batch.prefill_tokens for batch in batches),
-        sum(batch.decode_seqs for batch in batches),
-        sum(batch.kv_tokens for batch in batches),
-        sum((batch.attn_tokens for batch in batches), 0.0),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +93,73 @@ class StepTimeModel:
         self, prefill_tokens: int, decode_seqs: int, kv_tokens: int, attn_tokens: float
     ) -> float:
         """Return the time of an iteration with this work, in seconds; see `Batch`."""
-        c0_s, c2_s, c3_s = self.c0_s, self.c2_s_per_seq, self.c3_s_per_kv_token
-        large = self.large
-        if large is not None and decode_seqs > large.above_decode_seqs:
-            c0_s, c2_s, c3_s = large.c0_s, large.c2_s_per_seq, large.c3_s_per_kv_token
-        if self.has_graphs and not prefill_tokens and decode_seqs <= GRAPH_SIZES[-1]:
-            decode_seqs = GRAPH_SIZES[bisect_left(GRAPH_SIZES, decode_seqs)]
-        if decode_seqs and self.hidden_prefill_tokens:
+        c0_s, decodes_s, c3_s = self.by_decodes(decode_seqs, has_prefill=prefill_tokens > 0)
+        if decode_seqs:
             prefill_tokens = max(prefill_tokens - self.hidden_prefill_tokens, 0)
         return (
             c0_s
             + self.c1_s_per_prefill_token * prefill_tokens
-            + c2_s * decode_seqs
+            + decodes_s
             + c3_s * kv_tokens
             + self.c4_s_per_attn_token * attn_tokens
         )
+
+    def by_decodes(self, decode_seqs: int, *, has_prefill: bool) -> tuple[float, float, float]:
+        """What the number of decodes decides: c0, their own time, and c3, in seconds."""
+        c0_s, c2_s, c3_s = self.c0_s, self.c2_s_per_seq, self.c3_s_per_kv_token
+        large = self.large
+        if large is not None and decode_seqs > large.above_decode_seqs:
+            c0_s, c2_s, c3_s = large.c0_s, large.c2_s_per_seq, large.c3_s_per_kv_token
+        if self.has_graphs and decode_seqs and not has_prefill and decode_seqs <= GRAPH_SIZES[-1]:
+            decode_seqs = GRAPH_SIZES[bisect_left(GRAPH_SIZES, decode_seqs)]
+        return c0_s, c2_s * decode_seqs, c3_s
+
+
+class StepTable(NamedTuple):
+    """A step-time model as numbers, for compiled code.
+
+    Attributes:
+        c0_s, decodes_s, c3_s: `StepTimeModel.by_decodes`; rows are steps without and with prompt
+            tokens, columns numbers of decodes.
+        c1_s, c4_s: seconds of a prompt token and of a token pair.
+        hidden_prefill_tokens: as in the model.
+    """
+
+    c0_s: NDArray[np.float64]
+    decodes_s: NDArray[np.float64]
+    c3_s: NDArray[np.float64]
+    c1_s: float
+    c4_s: float
+    hidden_prefill_tokens: int
+
+
+@lru_cache(maxsize=64)
+def step_table(model: StepTimeModel, most_decodes: int) -> StepTable:
+    """The model's numbers for up to so many decodes."""
+    terms = np.array(
+        [
+            [model.by_decodes(n, has_prefill=has_prefill) for n in range(most_decodes + 1)]
+            for has_prefill in (False, True)
+        ]
+    )
+    # Compiled code knows one memory layout for arrays of two dimensions.
+    c0_s, decodes_s, c3_s = (np.ascontiguousarray(terms[:, :, i]) for i in range(3))
+    return StepTable(
+        c0_s,
+        decodes_s,
+        c3_s,
+        float(model.c1_s_per_prefill_token),
+        float(model.c4_s_per_attn_token),
+        model.hidden_prefill_tokens,
+    )
+
+
+@lru_cache(maxsize=64)
+def noise_array(share: float, *, seed: int, count: int) -> NDArray[np.float64]:
+    """The first of the `noise_factors`; a sweep of settings asks for the same ones each time."""
+    if share == 0:
+        return np.ones(count)
+    return np.fromiter(islice(noise_factors(share, seed=seed), count), float, count=count)
 
 
 def noise_factors(share: float, *, seed: int) -> Iterator[float]:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -222,6 +223,7 @@ def _profile(text: str) -> str:
     return names[text.lower()]
 
 
+@lru_cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vllm-simulated serve",

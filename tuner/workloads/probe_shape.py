@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives import Load, RequestRecord, RequestRole
+from objectives import Load, RequestColumns, RequestRecord, RequestRole
 from tuner.workloads.plan import PlannedSize
 
 _WARM_UPS_EACH = 2
 _SHORTEST_WARM_UP = 10
+# With fewer a slot, the first and the last arrival say nothing about a rate.
+_MEASURED_EACH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,27 @@ class ProbeShape:
             return RequestRole.WARM_UP
         return RequestRole.MEASURED if index < self.total else RequestRole.FILLER
 
+    def roles(self, count: int) -> list[RequestRole]:
+        """The roles of the first requests."""
+        kinds = ((RequestRole.WARM_UP, self.warm_up), (RequestRole.MEASURED, self.requests))
+        known = [role for role, number in kinds for _ in range(number)]
+        return (known + [RequestRole.FILLER] * (count - len(known)))[:count]
+
+    def is_enough(self, measured: int) -> bool:
+        """Whether so many measured requests have a rate; see `window`."""
+        return measured >= _MEASURED_EACH * (self.slots or 1)
+
     def output_tokens(self, size: PlannedSize) -> int:
         """The answer's length: a slot's first one is cut, so that slots do not run in lock-step."""
         # Nearly all are past the first ones; slots are looked at for those alone.
         if size.index >= self.load.value or self.slots is None:
             return size.output_tokens
-        return max(1, round(size.output_tokens * (size.index + 1) / self.slots))
+        return self.first_output_tokens(size.index, size.output_tokens)
+
+    def first_output_tokens(self, index: int, tokens: int) -> int:
+        """What is left of a slot's first answer."""
+        assert self.slots is not None
+        return max(1, round(tokens * (index + 1) / self.slots))
 
     def window(self, records: Sequence[RequestRecord]) -> tuple[float, float, float]:
         """Start and end of the measured window, and when the last measured request was done.
@@ -63,11 +80,11 @@ class ProbeShape:
         The window runs from the first measured arrival to the last. With fewer than two measured
         requests a slot these say nothing about a rate, and the window runs to the very end.
         """
-        measured = [r for r in records if r.role is RequestRole.MEASURED]
+        measured = RequestColumns.of(records).measured
         if not measured:
             return 0.0, 0.0, 0.0
-        start_s = min(r.scheduled_s for r in measured)
-        last_s = max(r.scheduled_s for r in measured)
-        end_s = max(r.end_s for r in measured)
-        has_rate = len(measured) >= 2 * (self.slots or 1) and last_s > start_s
+        start_s = float(measured.scheduled_s.min())
+        last_s = float(measured.scheduled_s.max())
+        end_s = float(measured.end_s.max())
+        has_rate = self.is_enough(len(measured)) and last_s > start_s
         return start_s, last_s if has_rate else end_s, end_s

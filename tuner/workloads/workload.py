@@ -85,6 +85,11 @@ class Workload:
         return {c.name: c.share for c in self.classes}
 
     @property
+    def most_output_tokens(self) -> int:
+        """Of the longest answers planned."""
+        return max(c.output_tokens[1] for c in self.classes)
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether prompts share prefixes on purpose."""
         return any(c.shared_prefix_tokens for c in self.classes)
