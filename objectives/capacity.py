@@ -15,6 +15,8 @@ from objectives.statistics import isotonic_fit
 
 MAX_PROBES = 16
 _LARGEST_STEP = 2.0
+# Steps are no larger by then, and their exponent would leave any float.
+_MOST_DOUBLINGS = 6
 # An expectation is followed so far from what was measured, and no farther. A jump too far costs
 # little: a load that is clearly too high is given up early.
 _LARGEST_JUMP = 8.0
@@ -109,7 +111,8 @@ class CapacitySearch:
         # A load that was expected and held is where the steps begin again.
         origin = self._expected_load(points) or self.start
         steps = sum(p.load >= origin if is_up else p.load <= origin for p in points)
-        factor = min(self.step ** (2 ** max(steps - 1, 0)), _LARGEST_STEP)
+        doublings = min(max(steps - 1, 0), _MOST_DOUBLINGS)
+        factor = min(self.step ** (2**doublings), _LARGEST_STEP)
         load = self._up(edge, factor) if is_up else self._down(edge, factor)
         return load if (load > edge if is_up else load < edge) else None
 
@@ -250,7 +253,7 @@ def _first_crossing(ordered: Sequence[LoadPoint], name: str) -> float | None:
 
 
 def _is_creeping(points: Sequence[LoadPoint]) -> bool:
-    """Whether the last two probes inside the bracket moved the same end of it."""
+    """Whether the last two probes moved one end of the bracket, or the first of them made it."""
     if len(points) < 2:
         return False
     last, before = points[-1], points[-2]

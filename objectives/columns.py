@@ -91,8 +91,8 @@ class RequestColumns(Sequence[RequestRecord]):
     @classmethod
     def joined(cls, parts: Sequence[RequestColumns]) -> RequestColumns:
         """Several loads' requests in one, in order."""
-        if len(parts) == 1:
-            return parts[0]
+        if len(parts) < 2:
+            return parts[0] if parts else cls.of(())
         names = tuple(dict.fromkeys(name for part in parts for name in part.class_names))
         codes = [
             np.array([names.index(name) for name in part.class_names], np.int64)[part.class_codes]

@@ -44,7 +44,7 @@ class SequentialTest:
         self._fine_bound = math.log(1 / (fine_level or level))
         # A promise of no violation at all is judged by the first one, not by a share.
         self._is_any_proof = limit_share <= 0
-        self._share = max(limit_share, _SMALLEST_SHARE)
+        self._share = min(max(limit_share, _SMALLEST_SHARE), 1 - _SMALLEST_SHARE)
         self._fail_bets = _bets(self._share, _FAIL_FACTORS)
         self._pass_bets = _bets(self._share, _PASS_FACTORS)
         self._fail_logs = [0.0] * len(_FAIL_FACTORS)
@@ -85,5 +85,5 @@ def _log_mean(logs: Sequence[float]) -> float:
 
 
 def _bets(share: float, factors: Sequence[float]) -> list[float]:
-    alternatives = [min(share * factor, _LARGEST_SHARE) for factor in factors]
+    alternatives = [min(share * factor, max(share, _LARGEST_SHARE)) for factor in factors]
     return [(q - share) / (share * (1 - share)) for q in alternatives]

@@ -50,7 +50,8 @@ def drive_probe(
         checks = check_probes([probe], slo=spec.slo)
         if attempt + 1 == _ATTEMPTS or not should_be_longer(probe, checks, workload=spec.workload):
             return probe
-        probe_spec = replace(probe_spec, requests=LONGER * probe_spec.requests)
+        # What looked fine too soon is measured to its end this time.
+        probe_spec = replace(probe_spec, requests=LONGER * probe_spec.requests, may_look_fine=False)
     raise MeterError(Failure(FailureKind.METER_SATURATED, problem))
 
 

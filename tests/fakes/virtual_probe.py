@@ -43,9 +43,9 @@ def virtual_probe(
     )
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
-    probe = drive(requests=requests)
+    probe = drive(requests=requests, may_look_fine=True)
     if should_be_longer(probe, check_probes([probe], slo=slo), workload=workload):
-        probe = drive(requests=LONGER * requests)
+        probe = drive(requests=LONGER * requests, may_look_fine=False)
     return probe
 
 
@@ -56,6 +56,7 @@ def _drive(
     slo: Slo,
     *,
     requests: int,
+    may_look_fine: bool,
     noise_seed: int,
     hear_steps: Callable[[StepLog], None],
 ) -> Probe:
@@ -66,7 +67,7 @@ def _drive(
         everything = list(probe.records)
         shape = ProbeShape(point.load, requests)
         reason, stop_s, enough = _early_stop(everything, slo, shape, workload)
-        if enough:
+        if enough and may_look_fine:
             probe = _shortened(probe, shape, enough)
         elif reason:
             records = _stopped(everything, slo, shape, workload, stop_s)

@@ -122,6 +122,22 @@ def test_a_probe_looks_fine_once_every_target_does(slo: str, late: int, is_fine:
     assert watcher.looks_fine(requests) is is_fine
 
 
+@pytest.mark.parametrize(("gap_ms", "fails"), [(10.0, False), (60.0, True)])
+def test_gaps_beyond_the_limit_end_a_probe_request_by_request(gap_ms: float, fails: bool) -> None:
+    """All gaps of 60 ms break a p95 ITL of 50 ms within a few requests; 10 ms never do."""
+    watcher = _watcher(parse_slo("p95_itl=50ms"), "concurrency")
+    reason = watcher.reason([_done(0.0, gap_ms=gap_ms) for _ in range(12)], now_s=9.0)
+    assert ("of the gaps of the first" in reason) is fails
+
+
+def test_a_failed_request_is_one_gap_beyond_any_limit() -> None:
+    """An eighth of all requests fails, as the error rate allows: no gap of the others is late."""
+    watcher = _watcher(parse_slo("p95_itl=50ms,error_rate<=20%"), "concurrency")
+    failed = Progress("short", 11, 0.0, None, make_failed(0))
+    requests = [failed if index % 8 == 0 else _done(0.0) for index in range(300)]
+    assert watcher.reason(requests, now_s=9.0) == ""
+
+
 def test_an_open_loop_never_looks_fine_early() -> None:
     """Arrivals that outrun an engine show late."""
     watcher = _watcher(SLO, "rate")

@@ -14,7 +14,9 @@ from tuner.load import MeterReport, ProcessMeter
 SLO = parse_slo("p95_ttft=200ms")
 
 
-def _run(ttft_s: float, *, may_stop: bool, requests: int = 60) -> MeterReport:
+def _run(
+    ttft_s: float, *, may_stop: bool, requests: int = 60, may_look_fine: bool = True
+) -> MeterReport:
     def script(_: int, __: object) -> Script:
         return plain_script(4, ttft_s=ttft_s, gap_s=0.005)
 
@@ -23,7 +25,8 @@ def _run(ttft_s: float, *, may_stop: bool, requests: int = 60) -> MeterReport:
         with StreamingServer(script) as server:
             workload = make_workload(output_tokens=4)
             spec = make_spec(server, load=4, requests=requests, workload=workload)
-            return meter.run(replace(spec, stop_for=SLO if may_stop else None))
+            stop_for = SLO if may_stop else None
+            return meter.run(replace(spec, stop_for=stop_for, may_look_fine=may_look_fine))
     finally:
         meter.close()
 
@@ -52,6 +55,12 @@ def test_a_probe_that_holds_is_not_called_failing() -> None:
     report = _run(0.02, may_stop=True)
     assert report.stopped_early == ""
     assert sum(r.role is RequestRole.MEASURED for r in report.records) == 60
+
+
+def test_a_repetition_is_measured_to_its_end_however_fine_it_looks() -> None:
+    """What is repeated was too short the first time."""
+    report = _run(0.02, may_stop=True, requests=120, may_look_fine=False)
+    assert sum(r.role is RequestRole.MEASURED for r in report.records) == 120
 
 
 @pytest.mark.parametrize("may_stop", [True, False])

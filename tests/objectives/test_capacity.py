@@ -42,6 +42,15 @@ def test_any_capacity_is_found_within_the_resolution(
     assert all(load == round(load) >= 1 for load in loads)
 
 
+@pytest.mark.parametrize("capacity", [1500.0, 3000.0, 9000.0])
+def test_a_capacity_thousands_of_times_the_first_load_is_found(capacity: float) -> None:
+    """A rate search begins at one request a second, wherever it ends."""
+    search = CapacitySearch(start=1.0, is_integer=False)
+    found = fit_capacity(_search(search, capacity)).highest_held
+    assert found is not None
+    assert found == pytest.approx(min(capacity, search.max_load), rel=0.06)
+
+
 @given(capacity=st.floats(1.0, 2000.0), start=st.integers(1, 512), expected=st.floats(1.0, 2000.0))
 def test_a_wrong_expectation_costs_probes_and_nothing_else(
     capacity: float, start: int, expected: float

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives import RequestRecord, RequestRole, Slo, compute_metrics, parse_slo, percentile
+from objectives import (
+    RequestRecord,
+    RequestRole,
+    Slo,
+    check_slo,
+    compute_metrics,
+    parse_slo,
+    percentile,
+)
 from objectives.latencies import request_value
 from tests.objectives.builders import make_failed, make_probe, make_record
 
@@ -110,6 +118,14 @@ def test_goodput_is_joint_where_percentiles_are_marginal() -> None:
     assert metrics.p95_ttft_ms is not None
     assert metrics.p95_ttft_ms <= 800
     assert metrics.goodput == pytest.approx(0.92)
+
+
+def test_no_probe_at_all_says_nothing() -> None:
+    """Neither numbers nor verdicts come of nothing."""
+    metrics = compute_metrics([], slo=SLO)
+    assert metrics.n_requests == 0
+    assert metrics.output_tokens_per_s is None
+    assert all(check.holds is None for check in check_slo([], slo=SLO, metrics=metrics))
 
 
 def test_replicates_are_pooled_not_averaged() -> None:

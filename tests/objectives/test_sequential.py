@@ -77,3 +77,26 @@ def test_thousands_of_requests_do_not_overflow() -> None:
     """Likelihood ratios are kept in logs."""
     assert _evidence(20_000, 20_000) is Evidence.FAILS
     assert _evidence(0, 20_000) is Evidence.LOOKS_FINE
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.95, 1.0])
+def test_a_promise_that_allows_nearly_all_violations_is_not_broken_by_few(share: float) -> None:
+    """Neither none nor half of the requests violating speaks against it."""
+    for every in (0.0, 0.5):
+        test = SequentialTest(share)
+        for _ in range(300):
+            test.add(every)
+        assert test.evidence is not Evidence.FAILS
+
+
+def test_shares_of_requests_count_as_whole_ones_do() -> None:
+    """A tenth of each request's gaps is as much as a tenth of the requests, and surer."""
+    test = SequentialTest(0.05)
+    while test.evidence is Evidence.OPEN:
+        test.add(0.1)
+    assert test.evidence is Evidence.FAILS
+    assert test.requests < 40
+    light = SequentialTest(0.05)
+    for _ in range(test.requests):
+        light.add(0.1, weight=0.5)
+    assert light.evidence is Evidence.OPEN

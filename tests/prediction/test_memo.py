@@ -64,6 +64,25 @@ def test_limits_that_a_load_reaches_do_matter(other: VirtualEngine) -> None:
     assert not acts_alike(run.needs, engine, other)
 
 
+def test_a_prompt_that_waits_for_blocks_might_have_fitted_with_a_smaller_budget() -> None:
+    """Where a chunk needs room for itself alone, a smaller one is admitted sooner."""
+    requests = [VirtualRequest(300, 30), VirtualRequest(400, 5)]
+    one, other = (
+        _engine(seqs=4, tokens=tokens, blocks=40, reserve_full_isl=False) for tokens in (1000, 400)
+    )
+    runs = [simulate_concurrency(requests, concurrency=2, engine=e) for e in (one, other)]
+    assert runs[0].requests != runs[1].requests
+    assert not acts_alike(runs[0].needs, one, other)
+
+
+def test_an_engine_that_could_not_run_a_request_does_not_act_alike() -> None:
+    """Without chunking a request has to fit one step whole, however small the steps were."""
+    engine = _engine(enable_chunked_prefill=False)
+    run = simulate_concurrency(_REQUESTS, concurrency=1, engine=engine)
+    assert acts_alike(run.needs, engine, _engine(tokens=49, enable_chunked_prefill=False))
+    assert not acts_alike(run.needs, engine, _engine(tokens=48, enable_chunked_prefill=False))
+
+
 def test_engines_that_differ_in_more_than_limits_share_nothing() -> None:
     """Neither noise nor what a request takes outside of steps is a limit."""
     engine = _engine()
@@ -93,10 +112,8 @@ def test_engines_that_act_alike_give_the_same_times(
         ),
         n_kv_blocks=data.draw(st.sampled_from([engine.n_kv_blocks, 400, 10_000])),
     )
-    longest = max(r.prompt + r.output_tokens for r in case["requests"])
-    can_run = longest <= other.limits.token_budget or other.limits.enable_chunked_prefill
     assert without_limits(engine) == without_limits(other)
-    if can_run and acts_alike(run.needs, engine, other):
+    if acts_alike(run.needs, engine, other):
         again = simulate_concurrency(
             case["requests"], concurrency=6, engine=other, seed=case["seed"]
         )

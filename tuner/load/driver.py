@@ -55,6 +55,7 @@ class ProbeDriver:
         self._prepared = [self._prepare(index) for index in range(self._shape.total)]
         self._measured_left = spec.requests
         self._is_enough = False
+        self._may_look_fine = spec.may_look_fine
         self._failures = 0
         self._finished = 0
         self._last_progress_s = now_s()
@@ -175,8 +176,9 @@ class ProbeDriver:
         if self.stopped_early:
             self._stop("")
 
-        elif not self._is_enough and self._shape.is_enough(len(requests)):
+        elif self._may_look_fine and self._shape.is_enough(len(requests)):
             self._is_enough = self._early_stop.looks_fine(requests)
+            self._may_look_fine = not self._is_enough
             if self._is_enough:
                 self._measured_left = sum(request.record is None for request in requests)
                 if self._measured_left == 0:

@@ -154,10 +154,15 @@ class EarlyStop:
         return target.metric is Metric.ERROR_RATE or test.evidence is Evidence.LOOKS_FINE
 
     def _weight(self, target: Target, request: Progress) -> float:
-        """Of a request among the others: for gaps, the more it has the more it counts."""
-        if target.metric is not Metric.ITL:
+        """Of a request among the others: for gaps, the more it has the more it counts.
+
+        A failed request is one gap beyond any limit, as in the check of the whole probe.
+        """
+        record = request.record
+        if target.metric is not Metric.ITL or record is None:
             return 1.0
-        return min(request.output_tokens / self._most_tokens, 1.0)
+        gaps = 1 if record.is_error else len(record.chunk_times_s) - 1
+        return min(max(gaps, 0) / self._most_tokens, 1.0)
 
     def _violates(self, target: Target, request: Progress, now_s: float) -> float | None:
         if target.metric is Metric.ITL:

@@ -25,6 +25,7 @@ class ProbeSpec:
         attempt: counts repetitions on one engine, whose prompts must not be in its cache.
         api_key: sent as the bearer token.
         stop_for: end as soon as it is clear that this fails; None drives to the end.
+        may_look_fine: whether it may also measure fewer requests as soon as that looks fine.
     """
 
     base_url: str
@@ -38,6 +39,7 @@ class ProbeSpec:
     attempt: int = 0
     api_key: str = "none"
     stop_for: Slo | None = None
+    may_look_fine: bool = True
 
     @property
     def plan(self) -> RequestPlan:

@@ -92,11 +92,13 @@ class Predictor:
         return CapacityWalk(search, self.mode, self.seed, self.slo)
 
     def _bracket(self, engine: VirtualEngine) -> list[LevelResult]:
-        """Where other settings have shown already that a capacity lies."""
+        """Where other settings have shown already that a capacity lies; empty if they have not."""
         known = self._memo.levels(self.seed, engine)
         holding = [level for level in known if level.holds]
         failing = [level for level in known if not level.holds]
-        return [*holding[-1:], *failing[:1]]
+        if not holding or not failing or failing[0].load.value < holding[-1].load.value:
+            return []
+        return [holding[-1], failing[0]]
 
     def _simulated(self, engine: VirtualEngine, point: ProbePoint) -> Simulated:
         load = point.load.value

@@ -8,19 +8,21 @@ advance, so no step looks at each sequence. The steps, and so all times, are exa
 Requests reach the queue in their order and leave it in that order, so the requests not handed over
 yet, those on their way, those in the queue and those past it are ranges of indices.
 
-Importing numba takes half a second, so this module is imported where a simulation begins.
+Importing numba takes half a second, so this module is imported where a simulation begins. What
+compiled code is made of stands in this one file: numba keeps it on disk until the file changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.simulator.cost_model import StepTable
+from tuner.simulator.cost_model import StepTimeModel
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -42,6 +44,45 @@ _BLOCKS = 7  # KV blocks in use
 _MOST_SEQS, _MOST_TOKENS, _MOST_BLOCKS = 8, 9, 10
 _FELT_SEQS, _FELT_TOKENS, _FELT_BLOCKS = 11, 12, 13
 _N_COUNTS = 14
+
+
+class StepTable(NamedTuple):
+    """A step-time model as numbers, for compiled code.
+
+    Attributes:
+        c0_s, decodes_s, c3_s: `StepTimeModel.by_decodes`; rows are steps without and with prompt
+            tokens, columns numbers of decodes.
+        c1_s, c4_s: seconds of a prompt token and of a token pair.
+        hidden_prefill_tokens: as in the model.
+    """
+
+    c0_s: NDArray[np.float64]
+    decodes_s: NDArray[np.float64]
+    c3_s: NDArray[np.float64]
+    c1_s: float
+    c4_s: float
+    hidden_prefill_tokens: int
+
+
+@lru_cache(maxsize=64)
+def step_table(model: StepTimeModel, most_decodes: int) -> StepTable:
+    """The model's numbers for up to so many decodes."""
+    terms = np.array(
+        [
+            [model.by_decodes(n, has_prefill=has_prefill) for n in range(most_decodes + 1)]
+            for has_prefill in (False, True)
+        ]
+    )
+    # Compiled code knows one memory layout for arrays of two dimensions.
+    c0_s, decodes_s, c3_s = (np.ascontiguousarray(terms[:, :, i]) for i in range(3))
+    return StepTable(
+        c0_s,
+        decodes_s,
+        c3_s,
+        float(model.c1_s_per_prefill_token),
+        float(model.c4_s_per_attn_token),
+        model.hidden_prefill_tokens,
+    )
 
 
 class LoopLoad(NamedTuple):
@@ -378,6 +419,9 @@ def _first_chunk(
         blocks += limits.kept_free_blocks
     if blocks > limits.n_kv_blocks:
         counts[_FELT_BLOCKS] = 1
+        if not limits.reserve_full_isl:
+            # With less of a token budget its chunk were smaller, and might have fitted.
+            counts[_FELT_TOKENS] = 1
         return 0
     counts[_MOST_BLOCKS] = max(counts[_MOST_BLOCKS], blocks)
     return chunk

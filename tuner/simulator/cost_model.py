@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,45 +112,6 @@ class StepTimeModel:
         if self.has_graphs and decode_seqs and not has_prefill and decode_seqs <= GRAPH_SIZES[-1]:
             decode_seqs = GRAPH_SIZES[bisect_left(GRAPH_SIZES, decode_seqs)]
         return c0_s, c2_s * decode_seqs, c3_s
-
-
-class StepTable(NamedTuple):
-    """A step-time model as numbers, for compiled code.
-
-    Attributes:
-        c0_s, decodes_s, c3_s: `StepTimeModel.by_decodes`; rows are steps without and with prompt
-            tokens, columns numbers of decodes.
-        c1_s, c4_s: seconds of a prompt token and of a token pair.
-        hidden_prefill_tokens: as in the model.
-    """
-
-    c0_s: NDArray[np.float64]
-    decodes_s: NDArray[np.float64]
-    c3_s: NDArray[np.float64]
-    c1_s: float
-    c4_s: float
-    hidden_prefill_tokens: int
-
-
-@lru_cache(maxsize=64)
-def step_table(model: StepTimeModel, most_decodes: int) -> StepTable:
-    """The model's numbers for up to so many decodes."""
-    terms = np.array(
-        [
-            [model.by_decodes(n, has_prefill=has_prefill) for n in range(most_decodes + 1)]
-            for has_prefill in (False, True)
-        ]
-    )
-    # Compiled code knows one memory layout for arrays of two dimensions.
-    c0_s, decodes_s, c3_s = (np.ascontiguousarray(terms[:, :, i]) for i in range(3))
-    return StepTable(
-        c0_s,
-        decodes_s,
-        c3_s,
-        float(model.c1_s_per_prefill_token),
-        float(model.c4_s_per_attn_token),
-        model.hidden_prefill_tokens,
-    )
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,6 @@ from tuner.simulator.cost_model import (
     StepTimeModel,
     noise_array,
     noise_factors,
-    step_table,
 )
 from tuner.simulator.kv_cache import KvCache, hash_blocks
 from tuner.simulator.scheduler import Request, Scheduler, SchedulerLimits
@@ -190,12 +189,14 @@ class Needs:
         tokens: of a step.
         kv_blocks: in use, or asked for at an admission.
         chunk: tokens of a prompt in a step.
+        request: tokens of the longest request, which have to fit a step where chunking is off.
     """
 
     seqs: int | None
     tokens: int | None
     kv_blocks: int | None
     chunk: int | None
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,11 +311,16 @@ def _fits(lengths: RequestLengths, engine: VirtualEngine) -> bool:
     """Whether each request is one, and has room; else the scheduler says what is wrong with it."""
     if lengths.prompts.min() < 1 or lengths.outputs.min() < 1:
         return False
-    longest = int((lengths.prompts + lengths.outputs).max()) - 1
+    longest = _longest_request(lengths)
     limits = engine.limits
     if not limits.enable_chunked_prefill and longest > limits.token_budget:
         return False
     return longest <= engine.n_kv_blocks * engine.block_size
+
+
+def _longest_request(lengths: RequestLengths) -> int:
+    """Tokens that the longest request has computed in the end."""
+    return int((lengths.prompts + lengths.outputs).max()) - 1
 
 
 def _summed_up(
@@ -330,7 +336,7 @@ def _summed_up(
         float(engine.request_overhead_s),
     )
     limits = _loop_limits(engine)
-    table = step_table(engine.step_model, min(limits.admission_limit, len(lengths)))
+    table = compiled.step_table(engine.step_model, min(limits.admission_limit, len(lengths)))
     longest, room = int(lengths.prompts.max()), _likely_steps(lengths, limits, len(first_s))
     while True:
         noise = noise_array(engine.noise_share, seed=seed, count=room)
@@ -364,6 +370,7 @@ def _summed_up(
             _unless_felt(sums.most_tokens),
             _unless_felt(sums.most_blocks),
             longest if _most_chunk(engine.limits) >= longest else None,
+            _longest_request(lengths),
         ),
     )
 
@@ -387,6 +394,8 @@ def acts_alike(needs: Needs | None, engine: VirtualEngine, other: VirtualEngine)
     if needs is None or one.long_prefill_token_threshold_adaptive or one.watermark:
         return engine == other
     if needs.tokens is None and one.enable_chunked_prefill != two.enable_chunked_prefill:
+        return False
+    if not two.enable_chunked_prefill and needs.request > two.token_budget:
         return False
     return (
         _suffices(needs.tokens, one.token_budget, two.token_budget)
