@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from objectives.records import RequestFailure, RequestRecord, RequestRole
+from objectives.records import Probe, RequestFailure, RequestRecord, RequestRole
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -104,11 +104,11 @@ class RequestColumns(Sequence[RequestRecord]):
         texts = chain.from_iterable(part.messages or ("",) * len(part) for part in parts)
         return cls(
             class_names=names,
-            class_codes=_concatenated(codes),
-            chunk_ends=_concatenated(ends),
+            class_codes=np.concatenate(codes),
+            chunk_ends=np.concatenate(ends),
             messages=tuple(texts) if has_messages else (),
             **{
-                name: _concatenated([getattr(part, name) for part in parts])
+                name: np.concatenate([getattr(part, name) for part in parts])
                 for name in (*_BY_REQUEST, "chunk_times_s")
             },
         )
@@ -250,6 +250,11 @@ class RequestColumns(Sequence[RequestRecord]):
         return np.diff(np.append(0, up_to)[self.chunk_ends], prepend=0)
 
 
+def in_window(moments_s: Floats, probe: Probe) -> Mask:
+    """Which moments lie in a probe's measured window, both ends included; nan does not."""
+    return (probe.window_start_s <= moments_s) & (moments_s <= probe.window_end_s)
+
+
 def defined(values: Floats) -> Floats:
     """The values that there are."""
     known: Floats = values[~np.isnan(values)]
@@ -261,13 +266,10 @@ def role_codes(roles: Iterable[RequestRole]) -> Integers:
     return np.fromiter((_CODE_OF[role] for role in roles), np.int64)
 
 
-_BY_REQUEST = (
-    *(
-        field.name
-        for field in fields(RequestColumns)
-        if field.name
-        not in ("class_names", "class_codes", "chunk_times_s", "chunk_ends", "messages")
-    ),
+_BY_REQUEST = tuple(
+    field.name
+    for field in fields(RequestColumns)
+    if field.name not in ("class_names", "class_codes", "chunk_times_s", "chunk_ends", "messages")
 )
 
 
@@ -278,10 +280,6 @@ def _inner(ends: Integers, total: int) -> Integers:
 
 def _failure_code(failure: RequestFailure | None) -> int:
     return SUCCESS if failure is None else _FAILURES.index(failure)
-
-
-def _concatenated(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(parts)
 
 
 def _or_none(values: Floats) -> list[float | None]:

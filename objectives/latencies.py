@@ -11,38 +11,33 @@ from objectives.records import RequestRecord
 from objectives.slo import Metric, Target
 from objectives.statistics import Values, mean, percentile
 
+_NAMES = {Metric.TTFT: "ttft_ms", Metric.TPOT: "tpot_ms", Metric.E2E: "e2e_ms"}
+
 
 def request_value(record: RequestRecord, metric: Metric, *, stat: str | None) -> float | None:
     """The value of a latency metric for one request, in ms; None where undefined.
 
     For ITL, whose gaps are many a request, it is the request's own statistic.
     """
-    match metric:
-        case Metric.TTFT:
-            return record.ttft_ms
-        case Metric.TPOT:
-            return record.tpot_ms
-        case Metric.E2E:
-            return record.e2e_ms
-        case Metric.ITL:
-            return apply_stat(record.itl_ms, stat or "p95")
-        case _:
-            raise ValueError(f"{metric.value} is not a latency of a request")
+    if metric is Metric.ITL:
+        return apply_stat(record.itl_ms, stat or "p95")
+    value: float | None = getattr(record, _name(metric))
+    return value
 
 
 def request_values(requests: RequestColumns, metric: Metric, *, stat: str | None) -> Floats:
     """As `request_value`, of many requests; nan where undefined."""
-    match metric:
-        case Metric.TTFT:
-            return requests.ttft_ms
-        case Metric.TPOT:
-            return requests.tpot_ms
-        case Metric.E2E:
-            return requests.e2e_ms
-        case Metric.ITL:
-            return _own_gaps(requests, stat or "p95", np.ones(len(requests), np.bool_))
-        case _:
-            raise ValueError(f"{metric.value} is not a latency of a request")
+    if metric is Metric.ITL:
+        return _own_gaps(requests, stat or "p95", np.ones(len(requests), np.bool_))
+    values: Floats = getattr(requests, _name(metric))
+    return values
+
+
+def _name(metric: Metric) -> str:
+    """What records and columns call a request's value."""
+    if metric not in _NAMES:
+        raise ValueError(f"{metric.value} is not a latency of a request")
+    return _NAMES[metric]
 
 
 def promised_values(requests: RequestColumns, target: Target) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from objectives.columns import Floats, Mask, RequestColumns, defined
+from objectives.columns import Floats, Mask, RequestColumns, defined, in_window
 from objectives.latencies import good_requests
 from objectives.records import EngineCounters, Probe, RequestFailure, RequestRole
 from objectives.slo import Slo, Target
@@ -142,9 +142,9 @@ def _rates(parts: Sequence[_Part]) -> dict[str, Any]:
     for probe, requests, good in parts:
         tokens = _tokens_in_window(requests, probe)
         output_tokens += float(tokens[_gives_tokens(requests, probe)].sum())
-        begun = requests.succeeded & _inside(requests.first_token_s, probe)
+        begun = requests.succeeded & in_window(requests.first_token_s, probe)
         prompt_tokens += float(np.nansum(requests.prompt_tokens[begun]))
-        completed = requests.succeeded & _inside(requests.last_token_s, probe)
+        completed = requests.succeeded & in_window(requests.last_token_s, probe)
         completions += int(completed.sum())
         good_completions += int((completed & good).sum())
     return {
@@ -168,10 +168,6 @@ def _tokens_in_window(requests: RequestColumns, probe: Probe) -> Floats:
     tokens = inside * np.nan_to_num(requests.output_tokens)
     shares: Floats = tokens / np.maximum(requests.chunk_counts, 1)
     return shares
-
-
-def _inside(moments_s: Floats, probe: Probe) -> Mask:
-    return (probe.window_start_s <= moments_s) & (moments_s <= probe.window_end_s)
 
 
 def _engine_view(probes: Sequence[Probe]) -> dict[str, Any]:

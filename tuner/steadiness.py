@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from objectives import (
     Probe,
@@ -17,6 +16,7 @@ from objectives import (
     slo_holds,
     warm_up_cut,
 )
+from objectives.columns import in_window
 from tuner.workloads import Workload
 
 # A probe that was not steady is repeated with so many times the requests.
@@ -81,13 +81,9 @@ def _overload(probe: Probe) -> str:
     requests = RequestColumns.of(probe.records)
     begins_s = np.maximum(requests.scheduled_s, probe.window_start_s)
     ends_s = np.minimum(requests.end_s, probe.window_end_s)
-    offered = int(_are_inside(requests.scheduled_s, probe).sum())
-    completed = int((_are_inside(requests.end_s, probe) & requests.succeeded).sum())
+    offered = int(in_window(requests.scheduled_s, probe).sum())
+    completed = int((in_window(requests.end_s, probe) & requests.succeeded).sum())
     open_s = float(np.maximum(0.0, ends_s - begins_s).sum())
     if is_carried(offered=offered, completed=completed, in_flight=open_s / probe.window_s):
         return ""
     return f"only {completed} of {offered} requests that arrived were finished in the window"
-
-
-def _are_inside(moments_s: NDArray[np.float64], probe: Probe) -> NDArray[np.bool_]:
-    return (probe.window_start_s <= moments_s) & (moments_s <= probe.window_end_s)

@@ -270,17 +270,23 @@ def test_a_load_that_fails_on_a_further_seed_is_replaced_by_the_next_one_below()
     assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
 
 
-def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
-    """A jump to an expected load leaves none near it; then it is lowered step by step."""
+def _promoted_after_a_jump(
+    capacities: dict[int, float],
+) -> tuple[list[tuple[float, int]], Incumbent]:
+    """The probes of a search that was sent to 60 at once, and what it holds in the end."""
     search = CapacitySearch(start=8.0, expected=60.0)
     walk = PromotionWalk(
         CapacityWalk(search, "concurrency", SEED, SLO), (70, 71), Incumbent(1.0, ((SEED, 1.0),))
     )
-    capacities = {SEED: 60.5, 70: 55, 71: 90}
     driven = _promoted(walk, capacities)
-    levels = [replace(_level(v, capacities[s]), seed=s) for v, s in driven]
-    found = contender(levels)
+    found = contender([replace(_level(v, capacities[s]), seed=s) for v, s in driven])
     assert found is not None
+    return driven, found
+
+
+def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
+    """A jump to an expected load leaves none near it; then it is lowered step by step."""
+    driven, found = _promoted_after_a_jump({SEED: 60.5, 70: 55, 71: 90})
     assert 51 <= found.load <= 55
     assert [seed for seed, _ in found.tokens_by_seed] == [SEED, 70, 71]
     failed = [load for load, seed in driven if seed == 70 and load > 55]
@@ -289,15 +295,7 @@ def test_a_load_far_below_is_not_what_one_failed_seed_ends_at() -> None:
 
 def test_a_load_that_was_mere_luck_is_lowered_by_ever_longer_steps() -> None:
     """On the further seeds a third less holds; it takes a few probes to get there."""
-    search = CapacitySearch(start=8.0, expected=60.0)
-    walk = PromotionWalk(
-        CapacityWalk(search, "concurrency", SEED, SLO), (70, 71), Incumbent(1.0, ((SEED, 1.0),))
-    )
-    capacities = {SEED: 60.5, 70: 42, 71: 90}
-    driven = _promoted(walk, capacities)
-    levels = [replace(_level(v, capacities[s]), seed=s) for v, s in driven]
-    found = contender(levels)
-    assert found is not None
+    driven, found = _promoted_after_a_jump({SEED: 60.5, 70: 42, 71: 90})
     assert 28 <= found.load <= 42
     assert sum(seed == 70 for _, seed in driven) <= 5
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from objectives import RequestFailure, RequestRecord, RequestRole
@@ -55,7 +55,6 @@ class ProbeDriver:
         self._prepared = [self._prepare(index) for index in range(self._shape.total)]
         self._measured_left = spec.requests
         self._is_enough = False
-        self._may_look_fine = spec.may_look_fine
         self._failures = 0
         self._finished = 0
         self._last_progress_s = now_s()
@@ -173,16 +172,21 @@ class ProbeDriver:
         # Sent, and so kept, in the order of the plan.
         requests = list(self._progress.values())
         self.stopped_early = self._early_stop.reason(requests, now_s=self._now_s())
-        if self.stopped_early:
+        if self.stopped_early or self._suffice(requests):
             self._stop("")
 
-        elif self._may_look_fine and self._shape.is_enough(len(requests)):
-            self._is_enough = self._early_stop.looks_fine(requests)
-            self._may_look_fine = not self._is_enough
+    def _suffice(self, requests: Sequence[Progress]) -> bool:
+        """Whether enough were sent and all of them are done; no more are measured meanwhile."""
+        if not self._is_enough:
+            assert self._early_stop is not None
+            self._is_enough = (
+                self._spec.may_look_fine
+                and self._shape.is_enough(len(requests))
+                and self._early_stop.looks_fine(requests)
+            )
             if self._is_enough:
                 self._measured_left = sum(request.record is None for request in requests)
-                if self._measured_left == 0:
-                    self._stop("")
+        return self._is_enough and self._measured_left == 0
 
     def _role(self, index: int) -> RequestRole:
         role = self._shape.role(index)

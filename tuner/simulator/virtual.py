@@ -139,8 +139,6 @@ class LoadTimes:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoadTimes) and self.rows() == other.rows()
 
-    __hash__ = None  # type: ignore[assignment]
-
     def rows(self) -> tuple[RequestTimes, ...]:
         """Request by request."""
         tokens, ends = self.token_s.tolist(), self.ends.tolist()
