@@ -8,6 +8,7 @@ time was neither engine start nor measuring. What the load generator costs says 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -58,6 +59,7 @@ def _startup_s(path: Path) -> float:
 
 def main() -> None:
     """Measure and print; figures are of this machine at this hour."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print(f"cores {os.cpu_count()}, load average before {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
         for name, value in measure_run(Path(folder)).items():

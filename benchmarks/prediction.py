@@ -9,6 +9,7 @@ how far the same cell measured again is off. No engine is needed.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import sys
@@ -217,7 +218,9 @@ def _off(values: list[float], truths: list[float]) -> list[float]:
 
 def main() -> None:
     """Calibrate, predict, compare."""
-    recording = read_recording(Path(sys.argv[1]) if sys.argv[1:] else RECORDING)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recording", nargs="?", type=Path, default=RECORDING, help="file to replay")
+    recording = read_recording(parser.parse_args().recording)
     began_s = time.perf_counter()
     calibration = calibration_of(recording)
     took_s = time.perf_counter() - began_s

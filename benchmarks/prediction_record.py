@@ -10,6 +10,7 @@ of the engine's steps. Nothing else may run meanwhile; half an hour on two cores
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import random
@@ -173,12 +174,15 @@ def record(recorder: Recorder) -> None:
 
 def main() -> None:
     """Record into the file named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.jsonl.gz", help="file to write")
+    out = parser.parse_args().out
     found = vllm_command()
     assert found is not None, "vLLM is not installed (`make setup`)"
     command, flag = found
     config = EngineConfig("vllm", str(_MODEL), command, flag, _FIXED, {"HF_HUB_OFFLINE": "1"})
     meter = ProcessMeter()
-    with tempfile.TemporaryDirectory() as folder, gzip.open(sys.argv[1], "wt") as file:
+    with tempfile.TemporaryDirectory() as folder, gzip.open(out, "wt") as file:
         engine = launch(config, Path(folder), _LAUNCH, is_live=True)
         try:
             record(Recorder(engine, meter, file))

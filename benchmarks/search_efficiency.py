@@ -243,7 +243,7 @@ def main() -> None:
     """Run what is asked for."""
     every = {**OURS, **ABLATIONS, **PEERS}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("strategies", nargs="*", help="; ".join(every))
+    parser.add_argument("strategies", nargs="*", help="; ".join(every).replace("%", "%%"))
     parser.add_argument("--seeds", type=int, default=30, help="searches a world and strategy (30)")
     parser.add_argument("--gp-seeds", type=int, default=3, help="of the slow GP sampler (3)")
     parser.add_argument("--results", type=Path, help="file to keep them in, and to go on from")

@@ -8,6 +8,7 @@ CPU seconds of one process. First the scheduler alone, adding steps up against p
 
 from __future__ import annotations
 
+import argparse
 import cProfile
 import itertools
 import pstats
@@ -126,6 +127,12 @@ def _print_parts(found: pstats.Stats) -> None:
         print(f"  {part:<22}{spent_s / total_s:>6.0%}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Both tables."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     scheduler_table()
     sweep_table()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,22 @@ from search_worlds import GRID, WORLDS, true_tokens
 from search_spaces import fingerprint
 
 WORLD = next(world for world in WORLDS if world.name == "A10 documents")
+# The server is for programs, which give it two numbers.
+RUNNABLE = [
+    path
+    for path in sorted(RECORDING.parent.parent.glob("*.py"))
+    if path.name != "chunk_server.py" and "__main__" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
+def test_a_benchmark_says_what_it_takes_and_refuses_the_rest(path: Path) -> None:
+    """No flag is taken for a file name, or passed over while hours of measuring begin."""
+    command = [sys.executable, str(path)]
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60)
+    assert (told.returncode, "usage:" in told.stdout) == (0, True), told.stderr
+    refused = subprocess.run([*command, "--no-such-flag"], capture_output=True, timeout=60)
+    assert refused.returncode == 2
 
 
 def _best() -> int:
