@@ -38,8 +38,9 @@ class RequestColumns(Sequence[RequestRecord]):
         sent_s, first_token_s, last_token_s: likewise; nan where there is none.
         prompt_tokens, output_tokens: by the server; nan if not told.
         planned_output_tokens: what was asked for.
-        chunk_times_s: arrivals of all chunks, request by request.
-        chunk_ends: where each request's chunks end there.
+        chunk_times_s: arrivals of all chunks, request by request, in the requests' order; a part of
+            the requests keeps those of all, as copying hundreds of thousands is dear.
+        chunk_starts, chunk_ends: where each request's chunks begin and end there.
         messages: details of failures; empty where there are none.
     """
 
@@ -57,6 +58,7 @@ class RequestColumns(Sequence[RequestRecord]):
     output_tokens: Floats
     planned_output_tokens: Integers
     chunk_times_s: Floats
+    chunk_starts: Integers
     chunk_ends: Integers
     messages: tuple[str, ...] = ()
 
@@ -69,6 +71,7 @@ class RequestColumns(Sequence[RequestRecord]):
         names = tuple(dict.fromkeys(r.traffic_class for r in rows))
         code_of = {name: code for code, name in enumerate(names)}
         counts = np.array([len(r.chunk_times_s) for r in rows], np.int64)
+        ends = np.cumsum(counts, dtype=np.int64)
         chunks = chain.from_iterable(r.chunk_times_s for r in rows)
         optional = {
             name: np.array([getattr(r, name) for r in rows], dtype=float) for name in _OPTIONAL
@@ -83,7 +86,8 @@ class RequestColumns(Sequence[RequestRecord]):
             end_s=np.array([r.end_s for r in rows], float),
             planned_output_tokens=np.array([r.planned_output_tokens for r in rows], np.int64),
             chunk_times_s=np.fromiter(chunks, float, count=int(counts.sum())),
-            chunk_ends=np.cumsum(counts, dtype=np.int64),
+            chunk_starts=ends - counts,
+            chunk_ends=ends,
             messages=tuple(r.message for r in rows) if any(r.message for r in rows) else (),
             **optional,
         )
@@ -94,21 +98,25 @@ class RequestColumns(Sequence[RequestRecord]):
         if len(parts) < 2:
             return parts[0] if parts else cls.of(())
         names = tuple(dict.fromkeys(name for part in parts for name in part.class_names))
-        codes = [
-            np.array([names.index(name) for name in part.class_names], np.int64)[part.class_codes]
-            for part in parts
-        ]
         offsets = np.cumsum([0, *(len(part.chunk_times_s) for part in parts[:-1])])
-        ends = [part.chunk_ends + offset for part, offset in zip(parts, offsets, strict=True)]
+        aligned = [
+            replace(
+                part,
+                class_codes=np.array([names.index(n) for n in part.class_names], np.int64)[
+                    part.class_codes
+                ],
+                chunk_starts=part.chunk_starts + offset,
+                chunk_ends=part.chunk_ends + offset,
+            )
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
         has_messages = any(part.messages for part in parts)
         texts = chain.from_iterable(part.messages or ("",) * len(part) for part in parts)
         return cls(
             class_names=names,
-            class_codes=np.concatenate(codes),
-            chunk_ends=np.concatenate(ends),
             messages=tuple(texts) if has_messages else (),
             **{
-                name: np.concatenate([getattr(part, name) for part in parts])
+                name: np.concatenate([getattr(part, name) for part in aligned])
                 for name in (*_BY_REQUEST, "chunk_times_s")
             },
         )
@@ -131,8 +139,9 @@ class RequestColumns(Sequence[RequestRecord]):
 
     def __iter__(self) -> Iterator[RequestRecord]:
         optional = {name: _or_none(getattr(self, name)) for name in _OPTIONAL}
-        chunks, ends = self.chunk_times_s.tolist(), self.chunk_ends.tolist()
-        for i in range(len(self)):
+        chunks = self.chunk_times_s.tolist()
+        places = list(zip(self.chunk_starts.tolist(), self.chunk_ends.tolist(), strict=True))
+        for i, (start, end) in enumerate(places):
             failure = int(self.failure_codes[i])
             yield RequestRecord(
                 index=int(self.indices[i]),
@@ -146,7 +155,7 @@ class RequestColumns(Sequence[RequestRecord]):
                 prompt_tokens=_as_count(optional["prompt_tokens"][i]),
                 output_tokens=_as_count(optional["output_tokens"][i]),
                 planned_output_tokens=int(self.planned_output_tokens[i]),
-                chunk_times_s=tuple(chunks[ends[i - 1] if i else 0 : ends[i]]),
+                chunk_times_s=tuple(chunks[start:end]),
                 failure=None if failure == SUCCESS else _FAILURES[failure],
                 message=self.messages[i] if self.messages else "",
             )
@@ -155,13 +164,9 @@ class RequestColumns(Sequence[RequestRecord]):
         """The requests that a mask selects."""
         if selected.all():
             return self
-        counts = self.chunk_counts
         texts = zip(self.messages, selected, strict=False)
-        return RequestColumns(
-            class_names=self.class_names,
-            class_codes=self.class_codes[selected],
-            chunk_times_s=self.chunk_times_s[np.repeat(selected, counts)],
-            chunk_ends=np.cumsum(counts[selected]),
+        return replace(
+            self,
             messages=tuple(text for text, is_selected in texts if is_selected),
             **{name: getattr(self, name)[selected] for name in _BY_REQUEST},
         )
@@ -177,7 +182,10 @@ class RequestColumns(Sequence[RequestRecord]):
 
     def has_failure(self, *failures: RequestFailure) -> Mask:
         """Which requests failed in one of these ways."""
-        return np.isin(self.failure_codes, [_FAILURES.index(failure) for failure in failures])
+        # The last one is for successes, whose code counts from the end.
+        is_one = np.array([*(failure in failures for failure in _FAILURES), False])
+        mask: Mask = is_one[self.failure_codes]
+        return mask
 
     def is_of(self, traffic_class: str | None) -> Mask:
         """Which requests belong to a traffic class; None are all."""
@@ -207,7 +215,7 @@ class RequestColumns(Sequence[RequestRecord]):
     @property
     def chunk_counts(self) -> Integers:
         """How many chunks each request got."""
-        return np.diff(self.chunk_ends, prepend=0)
+        return self.chunk_ends - self.chunk_starts
 
     @property
     def gap_counts(self) -> Integers:
@@ -239,15 +247,20 @@ class RequestColumns(Sequence[RequestRecord]):
     @property
     def gaps_ms(self) -> Floats:
         """The gaps between consecutive chunks of all requests."""
-        gaps = np.diff(self.chunk_times_s) * 1000
-        # From the last chunk of one request to the first of the next is no gap.
-        return np.delete(gaps, _inner(self.chunk_ends, len(self.chunk_times_s)) - 1)
+        gaps_s = np.diff(self.chunk_times_s)
+        return gaps_s[_stretches(self.chunk_starts, self.gap_counts, total=len(gaps_s))] * 1000
 
     def chunks_between(self, start_s: float, end_s: float) -> Integers:
         """How many chunks of each request came in a window, both ends included."""
         inside = (self.chunk_times_s >= start_s) & (self.chunk_times_s <= end_s)
-        up_to = np.cumsum(inside)
-        return np.diff(np.append(0, up_to)[self.chunk_ends], prepend=0)
+        counts = np.zeros(len(self), np.int64)
+        has_chunks = self.chunk_counts > 0
+        edges = np.stack([self.chunk_starts, self.chunk_ends], axis=1)[has_chunks].ravel()
+        # Sums from each edge to the next, of which every other is of a request's own chunks. The
+        # last edge may lie behind the last chunk, where numpy wants to find something.
+        flags = np.append(inside, np.False_).view(np.int8)
+        counts[has_chunks] = np.add.reduceat(flags, edges, dtype=np.int32)[::2]
+        return counts
 
 
 def in_window(moments_s: Floats, probe: Probe) -> Mask:
@@ -266,16 +279,25 @@ def role_codes(roles: Iterable[RequestRole]) -> Integers:
     return np.fromiter((_CODE_OF[role] for role in roles), np.int64)
 
 
+def repeated_role_codes(runs: Sequence[tuple[RequestRole, int]]) -> Integers:
+    """As `role_codes`, of each role so many times in turn."""
+    return np.repeat(role_codes(role for role, _ in runs), [count for _, count in runs])
+
+
 _BY_REQUEST = tuple(
     field.name
     for field in fields(RequestColumns)
-    if field.name not in ("class_names", "class_codes", "chunk_times_s", "chunk_ends", "messages")
+    if field.name not in ("class_names", "chunk_times_s", "messages")
 )
 
 
-def _inner(ends: Integers, total: int) -> Integers:
-    """Places where one request's chunks end and another's begin."""
-    return np.unique(ends[(ends > 0) & (ends < total)])
+def _stretches(starts: Integers, counts: Integers, *, total: int) -> Mask:
+    """A mask of stretches that follow one another, each `counts` long."""
+    # A request without chunks may lie behind the last one.
+    starts = np.minimum(starts, total)
+    edges = np.stack([starts, starts + counts], axis=1).ravel()
+    lengths = np.diff(edges, prepend=0, append=total)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
 
 
 def _failure_code(failure: RequestFailure | None) -> int:

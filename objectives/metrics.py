@@ -74,20 +74,23 @@ def compute_metrics(probes: Sequence[Probe], *, slo: Slo) -> Metrics:
 
 
 class _Part(NamedTuple):
-    """A probe's requests, or those of one class, and which of them were good."""
+    """A probe's requests, or those of one class: which were good, their tokens in the window."""
 
     probe: Probe
     requests: RequestColumns
     good: Mask
+    tokens: Floats
 
     @classmethod
     def of(cls, probe: Probe, targets: Sequence[Target]) -> _Part:
         requests = RequestColumns.of(probe.records)
-        return cls(probe, requests, good_requests(requests, targets))
+        good = good_requests(requests, targets)
+        return cls(probe, requests, good, _tokens_in_window(requests, probe))
 
     def of_class(self, name: str) -> _Part:
         belongs = self.requests.is_of(name)
-        return _Part(self.probe, self.requests.where(belongs), self.good[belongs])
+        requests = self.requests.where(belongs)
+        return _Part(self.probe, requests, self.good[belongs], self.tokens[belongs])
 
 
 def _compute(parts: Sequence[_Part]) -> Metrics:
@@ -139,8 +142,7 @@ def _rates(parts: Sequence[_Part]) -> dict[str, Any]:
         return {}
     output_tokens = prompt_tokens = 0.0
     completions = good_completions = 0
-    for probe, requests, good in parts:
-        tokens = _tokens_in_window(requests, probe)
+    for probe, requests, good, tokens in parts:
         output_tokens += float(tokens[_gives_tokens(requests, probe)].sum())
         begun = requests.succeeded & in_window(requests.first_token_s, probe)
         prompt_tokens += float(np.nansum(requests.prompt_tokens[begun]))
@@ -205,7 +207,7 @@ def _weighted(pairs: Sequence[tuple[float | None, int]]) -> float | None:
 
 
 def _tokens_per_chunk(successes: RequestColumns) -> float | None:
-    chunks = len(successes.chunk_times_s)
+    chunks = int(successes.chunk_counts.sum())
     return float(np.nansum(successes.output_tokens)) / chunks if chunks else None
 
 

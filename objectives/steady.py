@@ -38,11 +38,20 @@ def warm_up_cut(values: Values) -> int | None:
         return 0
     means = np.asarray(values[: m * BATCH], dtype=float).reshape(m, BATCH).mean(axis=1)
     edge = m // 2
-    scores = [float(np.var(means[d:])) / (m - d) for d in range(edge + 1)]
-    cut = int(np.argmin(scores))
+    cut = int(np.argmin(_scores(means)[: edge + 1]))
     if cut == 0 or not _differs(means[:cut], means[cut:]):
         return 0
     return None if cut == edge else cut * BATCH
+
+
+def _scores(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Variance of what follows each place, over its length; by sums from the end."""
+    # Near zero, so that the difference of two sums of squares keeps its digits.
+    centred = (means - means.mean())[::-1]
+    lengths = np.arange(1, len(means) + 1)
+    squares = np.cumsum(centred**2) - np.cumsum(centred) ** 2 / lengths
+    scores: NDArray[np.float64] = np.maximum(squares, 0.0) / lengths**2
+    return scores[::-1]
 
 
 def _differs(head: NDArray[np.float64], tail: NDArray[np.float64]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from objectives import grows, is_carried, warm_up_cut
@@ -20,6 +21,26 @@ def test_a_warm_up_is_cut_off() -> None:
     cut = warm_up_cut(values)
     assert cut is not None
     assert 40 <= cut <= 60
+
+
+@pytest.mark.parametrize("level", [1.0, 1e5])
+def test_the_cut_is_where_the_formula_has_its_minimum(level: float) -> None:
+    """MSER-5 as published, added up anew for each place, also of small changes on a high level."""
+    cuts = []
+    for seed in range(50):
+        rng = random.Random(seed)
+        late = [level + rng.gauss(0, 1) for _ in range(150)]
+        values = [level + rng.gauss(rng.randint(2, 9), 1) for _ in range(30)] + late
+        means = np.array(values).reshape(-1, 5).mean(axis=1)
+        scores = [np.var(means[d:]) / (len(means) - d) for d in range(len(means) // 2 + 1)]
+        cuts.append(warm_up_cut(values))
+        assert cuts[-1] == 5 * int(np.argmin(scores))
+    assert min(cut or 0 for cut in cuts) > 0
+
+
+def test_a_constant_series_has_no_warm_up() -> None:
+    """Sums that should be zero are not cut at their last digit."""
+    assert {warm_up_cut([value] * 100) for value in (0.0, 0.1, 33.3, 1e7 / 3)} == {0}
 
 
 def test_a_series_that_is_steady_from_the_start_loses_little() -> None:

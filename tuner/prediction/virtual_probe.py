@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from objectives import EngineCounters, Probe, RequestColumns
-from objectives.columns import SUCCESS, role_codes
+from objectives.columns import SUCCESS, repeated_role_codes
 from tuner.records import ProbePoint
 from tuner.simulator.virtual import (
     LoadTimes,
@@ -144,8 +144,9 @@ def _lengths(
     """As the engine counts prompts, and with the slots' first answers cut."""
     added = np.array([added_prompt_tokens.get(name, 0) for name in plan.class_names], np.int64)
     outputs = plan.outputs.copy()
-    for index in range(min(shape.slots or 0, len(outputs))):
-        outputs[index] = shape.first_output_tokens(index, int(outputs[index]))
+    if shape.slots is not None:
+        first = np.arange(min(shape.slots, len(outputs)))
+        outputs[first] = shape.first_output_tokens(first, outputs[first])
     return RequestLengths(np.maximum(plan.prompts + added[plan.class_codes], 1), outputs)
 
 
@@ -185,21 +186,22 @@ def _columns(
 ) -> RequestColumns:
     """What the load generator would have seen: every request a success, one token a chunk."""
     count = len(lengths)
-    last_token_s = times.token_s[times.ends - 1]
+    starts, last_token_s = times.ends - lengths.outputs, times.token_s[times.ends - 1]
     return RequestColumns(
         indices=np.arange(count),
         class_names=plan.class_names,
         class_codes=plan.class_codes,
-        role_codes=role_codes(shape.roles(count)),
+        role_codes=repeated_role_codes(shape.roles(count)),
         failure_codes=np.full(count, SUCCESS),
         scheduled_s=times.scheduled_s,
         sent_s=times.scheduled_s,
-        first_token_s=times.token_s[times.ends - lengths.outputs],
+        first_token_s=times.token_s[starts],
         last_token_s=last_token_s,
         end_s=last_token_s,
         prompt_tokens=lengths.prompts.astype(float),
         output_tokens=lengths.outputs.astype(float),
         planned_output_tokens=lengths.outputs,
         chunk_times_s=times.token_s,
+        chunk_starts=starts,
         chunk_ends=times.ends,
     )

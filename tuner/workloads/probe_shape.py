@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from objectives import Load, RequestColumns, RequestRecord, RequestRole
+from objectives.columns import Integers
 from tuner.workloads.plan import PlannedSize
 
 _WARM_UPS_EACH = 2
@@ -48,15 +51,17 @@ class ProbeShape:
 
     def role(self, index: int) -> RequestRole:
         """What a request counts as, unless something goes wrong."""
-        if index < self.warm_up:
-            return RequestRole.WARM_UP
-        return RequestRole.MEASURED if index < self.total else RequestRole.FILLER
+        return next(role for role, count in reversed(self.roles(index + 1)) if count)
 
-    def roles(self, count: int) -> list[RequestRole]:
-        """The roles of the first requests."""
-        kinds = ((RequestRole.WARM_UP, self.warm_up), (RequestRole.MEASURED, self.requests))
-        known = [role for role, number in kinds for _ in range(number)]
-        return (known + [RequestRole.FILLER] * (count - len(known)))[:count]
+    def roles(self, count: int) -> tuple[tuple[RequestRole, int], ...]:
+        """The roles of the first requests: how many have each, in turn."""
+        warm_up = min(self.warm_up, count)
+        measured = min(self.requests, count - warm_up)
+        return (
+            (RequestRole.WARM_UP, warm_up),
+            (RequestRole.MEASURED, measured),
+            (RequestRole.FILLER, count - warm_up - measured),
+        )
 
     def is_enough(self, measured: int) -> bool:
         """Whether so many measured requests have a rate; see `window`."""
@@ -67,12 +72,14 @@ class ProbeShape:
         # Nearly all are past the first ones; slots are looked at for those alone.
         if size.index >= self.load.value or self.slots is None:
             return size.output_tokens
-        return self.first_output_tokens(size.index, size.output_tokens)
+        index, tokens = np.array([size.index]), np.array([size.output_tokens])
+        return int(self.first_output_tokens(index, tokens)[0])
 
-    def first_output_tokens(self, index: int, tokens: int) -> int:
-        """What is left of a slot's first answer."""
+    def first_output_tokens(self, indices: Integers, tokens: Integers) -> Integers:
+        """What is left of slots' first answers."""
         assert self.slots is not None
-        return max(1, round(tokens * (index + 1) / self.slots))
+        left: Integers = np.rint(tokens * (indices + 1) / self.slots).astype(np.int64)
+        return np.maximum(left, 1)
 
     def window(self, records: Sequence[RequestRecord]) -> tuple[float, float, float]:
         """Start and end of the measured window, and when the last measured request was done.
