@@ -57,7 +57,7 @@ from tuner.engines import merged_settings, to_arguments
 from tuner.records import EngineConfig, ProbePoint, TrialRecord
 from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import prepare_engine
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 
 Array = NDArray[np.float64]
 _UTILISATIONS = (0.70, 0.85, 0.95)

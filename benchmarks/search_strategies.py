@@ -34,7 +34,7 @@ from tuner.prediction.predict import Predictor
 from tuner.prediction.sweep import sweep
 from tuner.records import LoadWalk, TrialRecord
 from tuner.run import make_plan
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 
 TRIALS = 16
 

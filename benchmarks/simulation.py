@@ -28,7 +28,8 @@ from tuner.prediction.models import ProfileModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.sweep import sweep
 from tuner.records import EngineConfig, Settings
-from tuner.simulator.virtual import VirtualEngine, VirtualRequest, simulate_concurrency
+from tuner.simulator.virtual import simulate_concurrency
+from tuner.simulator.virtual_records import VirtualEngine, VirtualRequest
 from tuner.workloads import parse_workload, workload_data
 
 _FIXED: dict[str, Value] = {"profile": "A100-80", "max_model_len": 8192}
@@ -46,7 +47,7 @@ _SETTINGS: tuple[Settings, ...] = (
     *(dict(zip(_NAMES, values, strict=True)) for values in _GRID),
 )
 _PARTS = {
-    "scheduler": ("virtual.py", "_summed_up"),
+    "scheduler": ("summed_up.py", "summed_up"),
     "metrics": ("metrics.py", "compute_metrics"),
     "checks": ("checks.py", "check_slo"),
     "plan": ("virtual_probe.py", "plan_sizes"),

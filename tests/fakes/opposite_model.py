@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from search_spaces import Settings, Value
 from tuner.prediction.models import ProfileModel, Source
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from tuner.prediction.iterations import Iterations
-from tuner.simulator.virtual import StepLog
+from tuner.simulator.virtual_records import StepLog
 
 
 def iterations_of(steps: StepLog) -> Iterations:

@@ -29,7 +29,7 @@ from tuner.records import (
 )
 from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import EngineSetup, InvalidSettings, StartFailed, prepare_engine
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 from tuner.store.requests_log import REQUESTS_LOG, request_lines
 from tuner.trial import ITERATIONS_LOG
 

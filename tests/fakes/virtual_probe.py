@@ -21,7 +21,7 @@ from objectives import (
 from tuner.load.early_stop import EarlyStop, Progress
 from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
-from tuner.simulator.virtual import StepLog, VirtualEngine
+from tuner.simulator.virtual_records import StepLog, VirtualEngine
 from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.workloads import ProbeShape, Workload
 

@@ -11,7 +11,7 @@ from tuner.prediction.virtual_probe import virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.cost_model import StepTimeModel
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 from tuner.workloads import TrafficClass, Workload
 
 WORKLOAD = Workload(

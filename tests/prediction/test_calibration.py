@@ -15,7 +15,7 @@ from tuner.prediction.predict import Predictor
 from tuner.records import ProbePoint
 from tuner.simulator.cost_model import StepTimeModel
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 from tuner.workloads import Workload
 
 SLO = parse_slo("p95_ttft=800ms,tpot=50ms")

@@ -10,14 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulator.test_virtual import HAND, simulations
+from tuner.simulator.alike import acts_alike, without_limits
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import (
-    VirtualEngine,
-    VirtualRequest,
-    acts_alike,
-    simulate_concurrency,
-    without_limits,
-)
+from tuner.simulator.virtual import simulate_concurrency
+from tuner.simulator.virtual_records import VirtualEngine, VirtualRequest
 
 # Ten answers at once, of prompts with 20 tokens.
 _REQUESTS = [VirtualRequest(20, 30)] * 40

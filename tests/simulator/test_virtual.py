@@ -15,14 +15,13 @@ from tuner.simulator.cost_model import StepTimeModel
 from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import prepare_engine
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import (
+from tuner.simulator.virtual import simulate_arrivals, simulate_concurrency
+from tuner.simulator.virtual_records import (
     RequestTimes,
     StepLog,
     VirtualEngine,
     VirtualRequest,
     VirtualRun,
-    simulate_arrivals,
-    simulate_concurrency,
 )
 
 HAND = StepTimeModel(0.010, 0.001, 0.002, 0.0001, 0.00001)

@@ -15,7 +15,7 @@ from tuner.prediction.iterations import Iterations, join_iterations
 from tuner.prediction.virtual_probe import plan_sizes, virtual_probe
 from tuner.records import ProbePoint
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 from tuner.workloads import Workload
 
 # A request outside the engine's steps: HTTP, tokeniser, queues, detokeniser, client.

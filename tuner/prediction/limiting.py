@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.simulator.virtual import VirtualEngine, VirtualRun
+from tuner.simulator.virtual_records import VirtualEngine, VirtualRun
 
 LimitKind = Literal[
     "max_num_seqs", "token_budget", "kv_space", "decode_bandwidth", "prefill_compute"

@@ -12,14 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.records import LevelResult
-from tuner.simulator.virtual import (
-    LoadTimes,
-    StepLog,
-    VirtualEngine,
-    VirtualRun,
-    acts_alike,
-    without_limits,
-)
+from tuner.simulator.alike import acts_alike, without_limits
+from tuner.simulator.virtual_records import LoadTimes, StepLog, VirtualEngine, VirtualRun
 
 _NO_TIMES = LoadTimes(np.empty(0), np.empty(0), np.empty(0), np.empty(0, np.int64))
 _NO_STEPS = StepLog(*(np.empty(0),) * 5)

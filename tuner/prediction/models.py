@@ -14,7 +14,7 @@ from tuner.records import EngineConfig, Settings
 from tuner.simulator.flags import parse_arguments
 from tuner.simulator.launch import InvalidSettings, StartFailed, prepare_engine
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 
 Source = Literal["calibration", "profile"]
 

@@ -14,7 +14,7 @@ from tuner.prediction.models import EngineModel
 from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
 from tuner.seeds import replicate_seed
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 from tuner.steadiness import LONGER, should_be_longer, steady_part
 from tuner.walks import CapacityWalk, LadderWalk
 from tuner.workloads import Workload

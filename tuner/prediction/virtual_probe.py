@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 from objectives import EngineCounters, Probe, RequestColumns
 from objectives.columns import SUCCESS, repeated_role_codes
 from tuner.records import ProbePoint
-from tuner.simulator.virtual import (
-    LoadTimes,
-    RequestLengths,
-    VirtualEngine,
-    VirtualRun,
-    simulate_arrivals,
-    simulate_concurrency,
-)
+from tuner.simulator.virtual import simulate_arrivals, simulate_concurrency
+from tuner.simulator.virtual_records import LoadTimes, RequestLengths, VirtualEngine, VirtualRun
 from tuner.workloads import PlannedSize, ProbeShape, RequestPlan, Workload, fallback_ratios
 
 # Filler of an open loop, as a share of the measured requests: arrivals while the last ones finish.

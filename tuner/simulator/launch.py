@@ -16,7 +16,7 @@ from tuner.simulator.profile import (
     load_profile,
 )
 from tuner.simulator.scheduler import SchedulerLimits
-from tuner.simulator.virtual import VirtualEngine
+from tuner.simulator.virtual_records import VirtualEngine
 
 # Memory that neither weights nor activations nor KV cache hold: CUDA context and libraries, and
 # captured graphs. Assumed; a 7B model on an A100 shows about as much in vLLM's start-up report.
