@@ -1,14 +1,14 @@
 """How soon a search finds a setting within 5 % of the best, in engine seconds.
 
     .venv/bin/python benchmarks/search_efficiency.py [STRATEGY ...] [--seeds N] [--gp-seeds N]
-        [--certify N] [--traffic KIND ...] [--results FILE]
+        [--certify N] [--traffic KIND ...] [--memory] [--results FILE]
 
-Simulated engines with known truth: two GPUs, four kinds of traffic, 36 settings each
-(`search_worlds.py`). Ours runs whole sessions in virtual time; the simulator that guides it is
-learned from the run, or made wrong on purpose; peers restart the engine for every trial
-(`search_strategies.py`). A strategy is *within 5 %* from the trial on from which its best setting
-truly carries at least 95 % of what the best one of the space does. With `--results` a study can be
-made in parts.
+Simulated engines with known truth: two GPUs, four kinds of traffic, 36 settings each, or with
+`--memory` spaces of which half does not start (`search_worlds.py`). Ours runs whole sessions in
+virtual time; the simulator that guides it is learned from the run, or made wrong on purpose; peers
+restart the engine for every trial (`search_strategies.py`). A strategy is *within 5 %* from the
+trial on from which its best setting truly carries at least 95 % of what the best one of the space
+does. With `--results` a study can be made in parts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from search_strategies import ABLATIONS, OURS, PEERS, Strategy, Trace, ours
-from search_worlds import WORKLOADS, WORLDS, World, regret, true_tokens, world_slo
+from search_worlds import MEMORY_WORLDS, WORKLOADS, WORLDS, World, regret, true_tokens, world_slo
 
 from objectives import percentile
 from search_spaces import fingerprint
@@ -50,12 +50,14 @@ class Found:
         near_s: engine seconds until the best setting was within 5 % for good; infinite if never.
         total_s: of the whole search.
         regret: of its last best setting.
+        failed_share: of its trials, those whose engine did not start or did not stay up.
         is_dropped: whether the simulator's guidance was dropped.
     """
 
     near_s: float
     total_s: float
     regret: float
+    failed_share: float
     is_dropped: bool
 
 
@@ -67,7 +69,9 @@ def judged(world: World, trace: Trace) -> Found:
         if value > _NEAR:
             break
         near_s = step.engine_s
-    return Found(near_s, trace.steps[-1].engine_s, regrets[-1], trace.is_dropped)
+    return Found(
+        near_s, trace.steps[-1].engine_s, regrets[-1], trace.failed_share, trace.is_dropped
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,9 @@ class Results:
         self._found: dict[tuple[str, str, int], Found] = {}
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
         for row in map(json.loads, lines):
-            near_s = math.inf if row["near_s"] is None else row["near_s"]
-            found = Found(near_s, row["total_s"], row["regret"], row["is_dropped"])
-            self._found[row["world"], row["strategy"], row["seed"]] = found
+            key = row.pop("world"), row.pop("strategy"), row.pop("seed")
+            near_s = row.pop("near_s")
+            self._found[key] = Found(math.inf if near_s is None else near_s, **row)
 
     def missing(self, searches: Searches) -> Searches:
         """Those of which nothing is known yet."""
@@ -150,7 +154,7 @@ def print_tables(results: Mapping[World, Mapping[str, list[Found]]]) -> None:
     names = list(next(iter(results.values())))
     print(
         f"{'strategy':<38}{'searches':>9}{'within 5 %':>11}{'engine s':>9}{'/ TPE':>7}"
-        f"{'/ grid':>8}{'regret':>8}{'p90':>7}{'dropped':>9}"
+        f"{'/ grid':>8}{'regret':>8}{'p90':>7}{'failed':>8}{'dropped':>9}"
     )
     for name in names:
         found = [f for world in results.values() for f in world[name]]
@@ -160,6 +164,7 @@ def print_tables(results: Mapping[World, Mapping[str, list[Found]]]) -> None:
             f"{name:<38}{len(found):>9}{near:>11.0%}{_seconds(_median_s(found)):>9}"
             f"{_ratio(results, name, _TPE):>7}{_ratio(results, name, _GRID):>8}"
             f"{median(regrets):>8.1%}{percentile(regrets, 90):>7.1%}"
+            f"{mean(f.failed_share for f in found):>8.0%}"
             f"{sum(f.is_dropped for f in found):>9}"
         )
     print()
@@ -248,12 +253,16 @@ def main() -> None:
     parser.add_argument("--gp-seeds", type=int, default=3, help="of the slow GP sampler (3)")
     parser.add_argument("--results", type=Path, help="file to keep them in, and to go on from")
     parser.add_argument("--traffic", nargs="*", choices=WORKLOADS, help="kinds of it (all)")
+    parser.add_argument(
+        "--memory", action="store_true", help="worlds where many settings do not start, instead"
+    )
     parser.add_argument("--certify", type=int, default=0, help="whole runs a world (none)")
     asked = parser.parse_args()
     unknown = set(asked.strategies) - set(every)
     if unknown:
         parser.error(f"no strategy {', '.join(sorted(unknown))}; there are: {'; '.join(every)}")
-    worlds = [w for w in WORLDS if asked.traffic is None or w.traffic in asked.traffic]
+    every_world = MEMORY_WORLDS if asked.memory else WORLDS
+    worlds = [w for w in every_world if asked.traffic is None or w.traffic in asked.traffic]
     started_s = time.monotonic()
     counts = {_GP: asked.gp_seeds, **dict.fromkeys(_ONCE, 1)}
     wanted = [

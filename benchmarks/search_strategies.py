@@ -19,7 +19,7 @@ from unittest import mock
 
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
-from search_worlds import GRID, SEQS, START_S, TOKENS, World, measured, world_config
+from search_worlds import START_S, World, measured, world_config
 
 from search_spaces import Settings, Value, fingerprint
 from tests.fakes.opposite_model import OppositeModel
@@ -32,7 +32,7 @@ from tuner.loads import best_trial, search_walk
 from tuner.prediction.models import EngineModel, ProfileModel, Source
 from tuner.prediction.predict import Predictor
 from tuner.prediction.sweep import sweep
-from tuner.records import LoadWalk, TrialRecord
+from tuner.records import LoadWalk, Outcome, TrialRecord
 from tuner.run import make_plan
 from tuner.simulator.virtual_records import VirtualEngine
 
@@ -53,11 +53,13 @@ class Trace:
 
     Attributes:
         steps: one a trial.
+        failed_share: of the trials, those whose engine did not start or did not stay up.
         is_dropped: whether the simulator's guidance was dropped on the way.
         document: the report, where the run was certified too.
     """
 
     steps: tuple[Step, ...]
+    failed_share: float = 0.0
     is_dropped: bool = False
     document: Mapping[str, Any] | None = None
 
@@ -109,7 +111,8 @@ def ours(
             for count, end_s in enumerate(ends_s, start=1)
         )
         is_dropped = any(event.kind == PRIOR_DROPPED for event in run.events)
-        return Trace(tuple(steps), is_dropped, document)
+        failed = sum(record.outcome is not Outcome.MEASURED for record in records)
+        return Trace(tuple(steps), failed / len(records), is_dropped, document)
 
 
 def _always(model: EngineModel) -> Learn:
@@ -184,38 +187,41 @@ def peer(world: World, seed: int, *, sampler: Callable[[int], BaseSampler]) -> T
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study(direction="maximize", sampler=sampler(seed))
-        total_s, best, best_tokens = 0.0, None, 0.0
+        total_s, failed, best, best_tokens = 0.0, 0, None, 0.0
         steps: list[Step] = []
-        for number in range(len(GRID) + 1):
+        for number in range(len(world.settings) + 1):
             settings: Settings = {}
             trial = None
             if number:
                 trial = study.ask()
-                settings = _suggested(trial)
+                settings = _suggested(world, trial)
             seen = rng.choice(table[fingerprint(settings)])
             if trial is not None:
                 study.tell(trial, seen.output_tokens_per_s)
             total_s += seen.engine_s
+            failed += seen.is_failed
             if seen.output_tokens_per_s > best_tokens:
                 best, best_tokens = settings, seen.output_tokens_per_s
             steps.append(Step(total_s, best))
-    return Trace(tuple(steps))
+    return Trace(tuple(steps), failed / len(steps))
 
 
-def _suggested(trial: optuna.Trial) -> dict[str, Value]:
+def _suggested(world: World, trial: optuna.Trial) -> dict[str, Value]:
     """A setting by the places of its values, which have an order."""
-    seqs = SEQS[trial.suggest_int("seqs", 0, len(SEQS) - 1)]
-    tokens = TOKENS[trial.suggest_int("tokens", 0, len(TOKENS) - 1)]
-    return {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+    return {
+        name: values[trial.suggest_int(name, 0, len(values) - 1)]
+        for name, values in world.values.items()
+    }
 
 
 def grid(world: World, seed: int) -> Trace:
     """Every setting in order, as vLLM's auto_tune does it; what is best is known at the end."""
     table = measured(world)
     rng = random.Random(seed)
-    seen = [(settings, rng.choice(table[fingerprint(settings)])) for settings in GRID]
+    seen = [(settings, rng.choice(table[fingerprint(settings)])) for settings in world.settings]
     best = max(seen, key=lambda pair: pair[1].output_tokens_per_s)[0]
-    return Trace((Step(sum(m.engine_s for _, m in seen), best),))
+    failed = sum(m.is_failed for _, m in seen)
+    return Trace((Step(sum(m.engine_s for _, m in seen), best),), failed / len(seen))
 
 
 def simulator_only(world: World, seed: int, *, distort: Distort) -> Trace:
@@ -223,7 +229,7 @@ def simulator_only(world: World, seed: int, *, distort: Distort) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         config = world_config(world, Path(folder), seed=seed)
         model = distort(ProfileModel(make_plan(config).engine.config))
-        found = sweep([{}, *GRID], model=model, predictor=Predictor.of(config, model))
+        found = sweep([{}, *world.settings], model=model, predictor=Predictor.of(config, model))
     number = found.throughput_first
     best = None if number is None else found.predictions[number].settings
     return Trace((Step(START_S, best),))
@@ -237,8 +243,8 @@ def _low(model: ProfileModel) -> EngineModel:
     return _Distorted(model, prefill=0.55, decode=0.8, kv=1.3)
 
 
-def _reversed(model: ProfileModel) -> EngineModel:
-    return OppositeModel(model, {"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS})
+def _reversed(world: World) -> Distort:
+    return partial(OppositeModel, choices=world.values)
 
 
 OURS: Mapping[str, Strategy] = {
@@ -246,10 +252,10 @@ OURS: Mapping[str, Strategy] = {
     "prior off": lambda w, s: ours(w, s, prior=False),
     "carried over, 20-45 % high": lambda w, s: ours(w, s, distort=_high, is_carried=True),
     "carried over, 20-45 % low": lambda w, s: ours(w, s, distort=_low, is_carried=True),
-    "carried over, reversed": lambda w, s: ours(w, s, distort=_reversed, is_carried=True),
+    "carried over, reversed": lambda w, s: ours(w, s, distort=_reversed(w), is_carried=True),
     "never learns, 20-45 % high": lambda w, s: ours(w, s, distort=_high),
     "never learns, 20-45 % low": lambda w, s: ours(w, s, distort=_low),
-    "never learns, reversed": lambda w, s: ours(w, s, distort=_reversed),
+    "never learns, reversed": lambda w, s: ours(w, s, distort=_reversed(w)),
 }
 
 

@@ -1,9 +1,10 @@
 """Engines of which the best setting is known, to compare searches on.
 
-A world is a GPU's profile, a kind of traffic and a space of 36 settings. Its SLO is made from what
-the defaults do at a moderate load, so that it binds on every GPU. What each setting truly carries
-comes from long simulations without noise; what a peer's trial would see of it from simulations with
-3 % of noise in the step times, measured once for a few noise seeds and looked up from then on.
+A world is a GPU's profile, a kind of traffic and a space of 36 settings, which all start, or of 54,
+of which half find too little memory. Its SLO is made from what the defaults do at a moderate load,
+so that it binds on every GPU. What each setting truly carries comes from long simulations without
+noise; what a peer's trial would see of it from simulations with 3 % of noise in the step times,
+measured once for a few noise seeds and looked up from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.session.running import make_config
 from tuner.config import RunConfig
 from tuner.judging import judged_level
 from tuner.loads import FIRST_LOAD
-from tuner.prediction.models import ProfileModel
+from tuner.prediction.models import CannotRun, ProfileModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.sweep import predict_setting
 from tuner.records import LevelResult
@@ -35,13 +36,20 @@ from tuner.run import make_plan
 from tuner.walks import CapacityWalk, contender
 
 GPUS = ("A10", "L40S")
-SEQS = (8, 16, 32, 64, 128, 256)
-TOKENS = (256, 512, 1024, 2048, 4096, 8192)
-GRID: tuple[Settings, ...] = tuple(
-    {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    for seqs, tokens in itertools.product(SEQS, TOKENS)
-    if tokens >= seqs
-)
+_Values = Mapping[str, Sequence[int | float]]
+
+# What a space varies, and how.
+SCHEDULING: _Values = {
+    "max_num_seqs": (8, 16, 32, 64, 128, 256),
+    "max_num_batched_tokens": (256, 512, 1024, 2048, 4096, 8192),
+}
+# On an A10 with 24 GiB a 7B model leaves no room for a request of 8,192 tokens with 70 % of it or
+# less, and 99 % of it is never free.
+MEMORY: _Values = {
+    "max_num_seqs": (16, 64, 256),
+    "max_num_batched_tokens": (512, 2048, 8192),
+    "gpu_memory_utilization": (0.65, 0.7, 0.75, 0.9, 0.95, 0.99),
+}
 START_S = 60.0
 NOISE = 0.03
 # A trial of a peer is looked up from so many noisy measurements of its setting.
@@ -83,18 +91,34 @@ class World:
     Attributes:
         gpu: name of the hardware profile.
         traffic: key of `WORKLOADS`.
+        varies_memory: whether the space holds the share of the GPU's memory too, which many
+            settings do not start with.
     """
 
     gpu: str
     traffic: str
+    varies_memory: bool = False
 
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.gpu} {self.traffic}"
+        return f"{self.gpu} {self.traffic}" + (", memory" if self.varies_memory else "")
+
+    @property
+    def values(self) -> _Values:
+        """What the space varies, and the values of each in order."""
+        return MEMORY if self.varies_memory else SCHEDULING
+
+    @property
+    def settings(self) -> tuple[Settings, ...]:
+        """Every setting of the space, the grid."""
+        names = list(self.values)
+        every = (dict(zip(names, v, strict=True)) for v in itertools.product(*self.values.values()))
+        return tuple(s for s in every if s["max_num_batched_tokens"] >= s["max_num_seqs"])
 
 
 WORLDS = tuple(World(gpu, traffic) for gpu in GPUS for traffic in WORKLOADS)
+MEMORY_WORLDS = tuple(World("A10", traffic, varies_memory=True) for traffic in WORKLOADS)
 
 
 def world_config(world: World, folder: Path, **changes: Any) -> RunConfig:
@@ -108,10 +132,7 @@ def world_config(world: World, folder: Path, **changes: Any) -> RunConfig:
             "min_requests": _MEASURED_REQUESTS,
         },
         "space": {
-            "parameters": {
-                "max_num_seqs": {"choice": list(SEQS)},
-                "max_num_batched_tokens": {"choice": list(TOKENS)},
-            }
+            "parameters": {name: {"choice": list(v)} for name, v in world.values.items()},
         },
         **changes,
     }
@@ -135,7 +156,7 @@ def true_tokens(world: World) -> Mapping[str, float]:
     predictor, model = _true(world, world_slo(world))
     found = {}
     start = FIRST_LOAD["concurrency"]
-    for settings in ({}, *GRID):
+    for settings in ({}, *world.settings):
         predicted = predict_setting(settings, model=model, predictor=predictor, start=start)
         found[fingerprint(settings)] = predicted.output_tokens_per_s or 0.0
         start = predicted.candidate.capacity or start
@@ -152,10 +173,17 @@ def regret(world: World, settings: Settings | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one trial of a peer shows: a start, and a capacity search of whole probes."""
+    """What one trial of a peer shows: a start, and a capacity search of whole probes.
+
+    Attributes:
+        output_tokens_per_s: at its capacity; 0 where it has none.
+        engine_s: of the start and the probes.
+        is_failed: whether the engine did not start.
+    """
 
     output_tokens_per_s: float
     engine_s: float
+    is_failed: bool = False
 
 
 @lru_cache(maxsize=64)
@@ -166,14 +194,18 @@ def measured(world: World) -> Mapping[str, Sequence[Measured]]:
     model = ProfileModel(make_plan(config).engine.config)
     return {
         fingerprint(settings): [_measure(config, model, settings, s) for s in range(NOISE_SEEDS)]
-        for settings in ({}, *GRID)
+        for settings in ({}, *world.settings)
     }
 
 
 def _measure(config: RunConfig, model: ProfileModel, settings: Settings, seed: int) -> Measured:
     search = CapacitySearch(FIRST_LOAD["concurrency"], resolution=0.05)
     walk = CapacityWalk(search, "concurrency", seed, config.slo)
-    engine = model.engine(settings)
+    try:
+        engine = model.engine(settings)
+    except CannotRun:
+        # The weights are loaded before vLLM finds too little memory.
+        return Measured(0.0, START_S, is_failed=True)
     levels: list[LevelResult] = []
     while (point := walk.next_point(levels)) is not None:
         probe = virtual_probe(

@@ -43,7 +43,8 @@ def observation(record: TrialRecord, *, slo: Slo, load: float, is_ladder: bool) 
     level = best_level(record)
     if record.outcome is Outcome.INFEASIBLE or level is None:
         worst = {target.canonical: VIOLATION_CAP for target in slo.targets}
-        return Observation(record.number, record.settings, None, None, worst)
+        kind = None if record.failure is None else record.failure.kind
+        return Observation(record.number, record.settings, None, None, worst, failure=kind)
     ratio = worst_ratio_at(to_candidate(record).levels, load)
     tokens_per_s = level.metrics.output_tokens_per_s or 0.0
     if not is_ladder:

@@ -13,6 +13,8 @@ from search_spaces import fingerprint
 from tests.fakes.step_logs import iterations_csv, iterations_of
 from tests.fakes.virtual_probe import virtual_probe
 from tuner.engines import launch_command, merged_settings, to_arguments
+from tuner.engines.ending import Ending
+from tuner.engines.failures import classify_exit
 from tuner.fleet import Completion, Placement, WorkerInfo
 from tuner.judging import judged_level
 from tuner.prediction.iterations import Iterations, join_iterations
@@ -145,7 +147,7 @@ class VirtualFleet:
             try:
                 setup = _setup(spec)
             except (InvalidSettings, StartFailed) as error:
-                failure = Failure(FailureKind.INVALID_SETTINGS, str(error).splitlines()[0])
+                failure = classify_exit(f"{error}\n", ending=Ending(1), phase="start")
             else:
                 engine = _slowed(_retuned(setup, spec), self.slowness.get(worker, 1.0))
                 artifacts = _walk(spec, engine, levels)

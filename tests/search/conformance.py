@@ -30,6 +30,7 @@ from search_spaces import (
     fingerprint,
     load_preset,
 )
+from tuner.records import FailureKind
 from tuner.search import VIOLATION_CAP, Observation, Proposal, Suggestion
 from tuner.search.optuna_search import OptunaSearch, SamplerName
 
@@ -68,10 +69,10 @@ def measured(
     )
 
 
-def infeasible(proposal: Proposal) -> Observation:
+def infeasible(proposal: Proposal, kind: FailureKind = FailureKind.CRASH_UNDER_LOAD) -> Observation:
     """A proposal whose engine could not run."""
     worst = dict.fromkeys(TARGETS, VIOLATION_CAP)
-    return Observation(proposal.number, proposal.settings, None, None, worst)
+    return Observation(proposal.number, proposal.settings, None, None, worst, failure=kind)
 
 
 def failed(proposal: Proposal) -> Observation:
@@ -255,6 +256,40 @@ class SearchConformance:
         for trial in told:
             assert trial.constraints == dict.fromkeys(TARGETS, VIOLATION_CAP)
             assert all(abs(value) < 1e6 for value in trial.values)
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_no_start_is_spent_on_more_than_what_was_too_much(
+        self, journal: Path, is_resumed: bool
+    ) -> None:
+        """Suggested or not, and after a resume: what needs as much memory as a failure is out."""
+        space = Space(
+            "memory",
+            {
+                "max_num_seqs": Choice((16, 64, 256)),
+                "gpu_memory_utilization": Choice((0.7, 0.8, 0.9)),
+            },
+        )
+        middle = {"max_num_seqs": 64, "gpu_memory_utilization": 0.8}
+        search = self.make(journal, space, references=[("middle", middle)])
+        first = search.propose(0)
+        assert first is not None
+        told = infeasible(first, FailureKind.KV_SPACE_TOO_SMALL)
+        search.observe(told)
+        if is_resumed:
+            search = self.make(journal, space, references=[("middle", middle)])
+            search.restore(first, told)
+        search.suggest(Suggestion({"max_num_seqs": 256, "gpu_memory_utilization": 0.7}, "far"))
+        proposed: list[Settings] = []
+        while (proposal := search.propose(len(proposed) + 1)) is not None:
+            proposed.append(proposal.settings)
+            search.observe(measured(proposal))
+        assert sorted(tuple(s.values()) for s in proposed) == [
+            (16, 0.7),
+            (16, 0.8),
+            (16, 0.9),
+            (64, 0.9),
+            (256, 0.9),
+        ]
 
     def test_both_objectives_and_every_constraint_are_stored_as_told(self, journal: Path) -> None:
         """Throughput is maximised, the worst ratio minimised, one named constraint a target."""

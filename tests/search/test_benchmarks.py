@@ -17,11 +17,12 @@ from prediction import RECORDING, calibration_of, compare, read_recording
 from search_efficiency import Found, Results, Searches, judged
 from search_recorded import by_prediction, recorded_grids
 from search_strategies import OURS, Step, Trace
-from search_worlds import GRID, WORLDS, true_tokens
+from search_worlds import WORLDS, true_tokens
 
 from search_spaces import fingerprint
 
 WORLD = next(world for world in WORLDS if world.name == "A10 documents")
+GRID = WORLD.settings
 # The server is for programs, which give it two numbers.
 RUNNABLE = [
     path
@@ -49,7 +50,7 @@ def test_a_search_is_near_from_the_trial_on_that_stays_near() -> None:
     """A good setting that is given up again does not count; no good one is never."""
     best, poor = GRID[_best()], GRID[0]
     steps = [Step(10.0, best), Step(20.0, poor), Step(30.0, best), Step(40.0, best)]
-    assert judged(WORLD, Trace(tuple(steps))) == Found(30.0, 40.0, 0.0, is_dropped=False)
+    assert judged(WORLD, Trace(tuple(steps))) == Found(30.0, 40.0, 0.0, 0.0, is_dropped=False)
     assert judged(WORLD, Trace(tuple(steps[:2]))).near_s == math.inf
     assert judged(WORLD, Trace((Step(5.0, None),))).regret == 1.0
 
@@ -57,7 +58,10 @@ def test_a_search_is_near_from_the_trial_on_that_stays_near() -> None:
 def test_a_study_goes_on_from_what_its_file_has(tmp_path: Path) -> None:
     """Searches are kept as they end, those that never got near included, and not run again."""
     path = tmp_path / "found.jsonl"
-    found = [Found(30.0, 40.0, 0.0, is_dropped=False), Found(math.inf, 50.0, 0.3, is_dropped=True)]
+    found = [
+        Found(30.0, 40.0, 0.0, 0.0, is_dropped=False),
+        Found(math.inf, 50.0, 0.3, 0.2, is_dropped=True),
+    ]
     first = Searches(WORLD, "ours", (0, 1))
     Results(path).add(first, found)
     again = Results(path)

@@ -1,8 +1,9 @@
 """Search by Optuna, ask and tell; the only home of Optuna.
 
 Two objectives - output tokens/s up, worst ratio down - and one constraint a target. What Optuna
-is told is exactly what was run: settings that break a rule of the space are told as infeasible and
-never launched, settings that were measured before are not measured again.
+is told is exactly what was run: settings that break a rule of the space, or need as much memory as
+others that did not start for want of it, are told as infeasible and never launched; settings that
+were measured before are not measured again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from search_spaces import EngineFacts, Space, fingerprint
 from tuner.errors import UsageError
 from tuner.records import Origin, Settings
 from tuner.search.distributions import distributions, to_params, to_settings
+from tuner.search.memory import MemoryFailures
 from tuner.search.search import VIOLATION_CAP, Observation, Proposal, Suggestion
 
 SamplerName = Literal["tpe", "gp", "random"]
@@ -33,6 +35,8 @@ _STUDY = "vllm-slo-tuner"
 _NUMBER = "trial"
 # Asks that end in a known or forbidden setting before one is drawn at random instead.
 _ASKS = 8
+# Draws until a space without end counts as ruled out.
+_DRAWS = 100
 _STARTUP_TRIALS = 8
 
 
@@ -68,6 +72,7 @@ class OptunaSearch:
         self._suggestions: list[Suggestion] = []
         self._rng = random.Random(seed)
         self._known: set[str] = set()
+        self._failures = MemoryFailures()
         self._worst: tuple[float, float] | None = None
         storage = JournalStorage(JournalFileBackend(str(journal)))
         self._study = optuna.create_study(
@@ -84,6 +89,8 @@ class OptunaSearch:
         """Take over a trial of an interrupted run; without observation it is still to be told."""
         self._known.add(fingerprint(proposal.settings))
         self._references = [r for r in self._references if r[1] != proposal.settings]
+        if observation is not None:
+            self._failures.add(observation.settings, observation.failure)
         if observation is not None and proposal.number not in self._told():
             self._tell_new(observation)
 
@@ -105,9 +112,9 @@ class OptunaSearch:
                 return self._propose_given(Proposal(number, settings, origin, label))
         while self._suggestions:
             asked = self._suggestions.pop(0)
-            # What the engine tells of itself may since have ruled a suggestion out.
-            is_valid = self._space.contains(asked.settings)
-            if is_valid and fingerprint(asked.settings) not in self._known:
+            # What the engine tells of itself, or a failed start, may since have ruled it out.
+            may_run = self._space.contains(asked.settings) and self._may_start(asked.settings)
+            if may_run and fingerprint(asked.settings) not in self._known:
                 return self._propose_given(
                     Proposal(number, asked.settings, "simulator", asked.label)
                 )
@@ -138,6 +145,7 @@ class OptunaSearch:
             if trial is not None:
                 self._study.tell(trial, state=TrialState.FAIL)
             return
+        self._failures.add(observation.settings, observation.failure)
         if trial is not None:
             self._tell(trial, observation)
         elif self._space.contains(observation.settings):
@@ -154,7 +162,7 @@ class OptunaSearch:
         for _ in range(_ASKS):
             trial = self._ask(number)
             settings = to_settings(self._space, trial.params)
-            problem = self._space.problem(settings)
+            problem = self._space.problem(settings) or self._failures.problem(settings)
             if problem is None and fingerprint(settings) not in self._known:
                 self._known.add(fingerprint(settings))
                 return Proposal(number, settings, "optuna")
@@ -178,9 +186,17 @@ class OptunaSearch:
 
     def _untried(self) -> Settings | None:
         if self._space.size is None:
-            return self._space.sample(self._rng)
-        left = [s for s in self._space.settings() if fingerprint(s) not in self._known]
+            drawn = (self._space.sample(self._rng) for _ in range(_DRAWS))
+            return next((s for s in drawn if s is not None and self._may_start(s)), None)
+        left = [
+            settings
+            for settings in self._space.settings()
+            if fingerprint(settings) not in self._known and self._may_start(settings)
+        ]
         return self._rng.choice(left) if left else None
+
+    def _may_start(self, settings: Settings) -> bool:
+        return self._failures.problem(settings) is None
 
     def _ask(self, number: int) -> optuna.Trial:
         trial = self._study.ask(distributions(self._space))

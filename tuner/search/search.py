@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from search_spaces import EngineFacts
-from tuner.records import Origin, Settings
+from tuner.records import FailureKind, Origin, Settings
 
 # A violation beyond this says nothing more, and would bend a model (scaled: ratio - 1).
 VIOLATION_CAP = 4.0
@@ -55,6 +55,7 @@ class Observation:
         worst_ratio: at the reference load; None where nothing was measured.
         violations: for each target of the SLO `ratio - 1`, at most 0 where it holds.
         teaches: False for a fault that is not the settings'.
+        failure: why nothing was measured; None where something was.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Observation:
     worst_ratio: float | None
     violations: Mapping[str, float]
     teaches: bool = True
+    failure: FailureKind | None = None
 
 
 class Search(Protocol):
