@@ -335,6 +335,7 @@ class RunOutcome:
 
     Attributes:
         certified: the published load over the winner's true capacity; None without a claim.
+        tokens_share: the winner's true tokens/s at its published load over those at its capacity.
         gain: the winner's true tokens/s at its published load over the defaults' at theirs.
         is_exaggerated: whether the ratio's lower bound lies above the true gain.
         measure_s: measuring seconds of the search.
@@ -343,6 +344,7 @@ class RunOutcome:
     """
 
     certified: float | None
+    tokens_share: float | None
     gain: float | None
     is_exaggerated: bool | None
     measure_s: float
@@ -367,14 +369,17 @@ def _run_outcome(seed: int, folder: Path, mode: LoadMode) -> RunOutcome:
     document = run.run()
     records = run.folder.trials()
     found = document["recommendations"]["throughput_first"]
-    certified = gain = is_exaggerated = None
+    certified = tokens_share = gain = is_exaggerated = None
     if found is not None:
         long = _workload(folder, 2000)
         value = found["load"]["value"]
         truth = _setting_capacity(mode, tuple(sorted(found["settings"].items())))
         certified = value / max(truth, 1e-9)
         theirs = document["baseline"]
-        mine = _truth(_engine(found["settings"]), Load(mode, value), long, seeds=4)
+        engine = _engine(found["settings"])
+        mine = _truth(engine, Load(mode, value), long, seeds=4)
+        most = _truth(engine, _at(mode, truth or value), long, seeds=4)
+        tokens_share = mine.output_tokens_per_s / most.output_tokens_per_s
         base_load = Load(mode, theirs["load"]["value"])
         base = _truth(_engine(), base_load, long, seeds=4)
         gain = mine.output_tokens_per_s / base.output_tokens_per_s
@@ -384,6 +389,7 @@ def _run_outcome(seed: int, folder: Path, mode: LoadMode) -> RunOutcome:
             is_exaggerated = versus["low"] > gain * (1 + _SAME)
     return RunOutcome(
         certified,
+        tokens_share,
         gain,
         is_exaggerated,
         sum(r.measure_s for r in records),
@@ -429,9 +435,11 @@ def runs_table(*, runs: int, modes: Sequence[LoadMode]) -> None:
         ratios = [o.is_exaggerated for o in claimed if o.is_exaggerated is not None]
         shares = [o.measure_s / o.bisection_s for o in outcomes]
         loads = [o.certified for o in claimed if o.certified is not None]
+        tokens = [o.tokens_share for o in claimed if o.tokens_share is not None]
         print(f"{mode}: {len(outcomes)} runs, {len(claimed)} with a claim")
         print(f"  published load / true capacity: {_spread(loads)}")
         print(f"  claims more than 5 % over it: {sum(v > 1.05 for v in loads)} of {len(loads)}")
+        print(f"  true tokens/s there / at true capacity: {_spread(tokens)}")
         print(f"  true tokens/s over the defaults': {_spread(gains)}")
         print(f"  worse than the defaults: {sum(g < 0.98 for g in gains)} of {len(gains)}")
         print(f"  ratio's lower bound above the true gain: {sum(ratios)} of {len(ratios)}")

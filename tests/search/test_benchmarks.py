@@ -17,7 +17,7 @@ from prediction import RECORDING, calibration_of, compare, read_recording
 from search_efficiency import Found, Results, Searches, judged
 from search_recorded import by_prediction, recorded_grids
 from search_strategies import OURS, Step, Trace
-from search_worlds import WORLDS, true_tokens
+from search_worlds import MEMORY_WORLDS, WORLDS, true_tokens
 
 from search_spaces import fingerprint
 
@@ -82,6 +82,16 @@ def test_a_reversed_simulator_costs_little() -> None:
     """Its picks lose their races, and the optimiser's own trials find the best."""
     reversed_, without = (OURS[n](WORLD, 3) for n in ("never learns, reversed", "prior off"))
     assert judged(WORLD, reversed_).near_s <= 1.5 * judged(WORLD, without).near_s
+
+
+def test_a_space_of_which_half_does_not_start_is_searched() -> None:
+    """Failed starts are counted, fewer than by chance, and the best one is found among the rest."""
+    world = next(world for world in MEMORY_WORLDS if world.traffic == "mixed")
+    without_memory = sum(tokens == 0 for tokens in true_tokens(world).values())
+    assert 2 * without_memory > len(world.settings)
+    trace = OURS["ours"](world, 3)
+    assert 0 < trace.failed_share < without_memory / len(world.settings)
+    assert judged(world, trace).regret < 0.05
 
 
 def test_on_real_measurements_the_simulator_comes_first() -> None:
