@@ -15,9 +15,9 @@ from search_spaces import IntRange, LogIntRange, Parameter, Value
 from tuner.calibrating import calibrated_model, residuals_of
 from tuner.config import RunConfig
 from tuner.errors import TunerError
+from tuner.launch_groups import LIVE_SETTINGS
 from tuner.prediction.models import CalibratedModel, CannotRun
 from tuner.prediction.predict import Predictor
-from tuner.prediction.residuals import MOST_ERROR
 from tuner.records import EngineConfig, LevelResult, Outcome, TrialRecord
 from tuner.report.explain import UNCHANGED, value_change
 from tuner.store.run_folder import RunFolder
@@ -57,8 +57,7 @@ def simulated_view(
     simulation = _Simulation(model, Predictor.of(config, model))
     measured = [r for r in records if r.outcome is Outcome.MEASURED and r.levels]
     residuals = residuals_of(model, simulation.predictor, measured)
-    typical = residuals.median_error("output_tokens_per_s")
-    is_trusted = typical is not None and typical <= MOST_ERROR
+    is_trusted = residuals.is_trusted
     fit = model.calibration.fit
     return {
         "fit": {
@@ -68,13 +67,14 @@ def simulated_view(
             "noise_share": fit.noise_share,
             "stall_share": fit.stall_share,
         },
-        "median_error": typical,
+        "median_error": residuals.typical_error,
         "is_trusted": is_trusted,
         "limits": list(_limits(simulation, measured)) if is_trusted else [],
         "steps": {
             key: list(_steps(simulation, config, found)) if found and is_trusted else []
             for key, found in document["recommendations"].items()
         },
+        "not_simulated": [name for name in config.space.varying if name not in LIVE_SETTINGS],
     }
 
 
@@ -115,6 +115,8 @@ def _steps(
     except (CannotRun, ValueError):
         return
     for name, parameter in config.space.varying.items():
+        if name not in LIVE_SETTINGS:
+            continue
         # What a setting leaves out has the engine's own default.
         for value in neighbours(parameter, settings.get(name, resolved.get(name))):
             changed = {**settings, name: value}
@@ -134,8 +136,14 @@ def _steps(
 
 
 def neighbours(parameter: Parameter, value: Value | None) -> Iterator[Value]:
-    """The next smaller and the next larger value; a factor of two in long ranges."""
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+    """The next smaller and larger value, by a factor of two in long ranges.
+
+    Of what has no order, every other one.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool | str):
+        yield from (v for v in parameter.values() or () if v != value)
         return
     if isinstance(parameter, IntRange | LogIntRange) and parameter.count > _FEW_VALUES:
         assert isinstance(value, int)
@@ -144,7 +152,11 @@ def neighbours(parameter: Parameter, value: Value | None) -> Iterator[Value]:
             if near != value and parameter.contains(near):
                 yield near
         return
-    values = [v for v in parameter.values() or () if isinstance(v, int | float)]
+    values = [
+        v
+        for v in parameter.values() or ()
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
     smaller = [v for v in values if v < value]
     larger = [v for v in values if v > value]
     yield from [max(smaller)] if smaller else []

@@ -46,7 +46,7 @@ from tuner.prediction.picks import (
     with_token_budget,
 )
 from tuner.prediction.predict import Predictor
-from tuner.prediction.residuals import MOST_ERROR, corrected_slo
+from tuner.prediction.residuals import corrected_slo
 from tuner.prediction.sweep import PredictedSetting, Sweep, predict_setting, sweep
 from tuner.prediction.token_bound import promised_token_budget
 from tuner.records import EngineInfo, Outcome, TrialRecord
@@ -218,10 +218,10 @@ class SimulatorGuide:
             return None
         model = self._carried([baseline])
         residuals = residuals_of(model, Predictor.of(self._config, model), [baseline])
-        error = residuals.median_error("output_tokens_per_s")
-        is_trusted = error is not None and error <= MOST_ERROR
+        is_trusted = residuals.is_trusted
         self._carried = None
-        self._tell(Event(PRIOR_CHECKED, {"median_error": error, "is_trusted": is_trusted}))
+        details = {"median_error": residuals.typical_error, "is_trusted": is_trusted}
+        self._tell(Event(PRIOR_CHECKED, details))
         return model if is_trusted else None
 
     def _next_round(

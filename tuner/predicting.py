@@ -4,127 +4,110 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from objectives import LoadMode
 from search_spaces import fingerprint
-from tuner.calibrating import carried_model, residuals_of, stored_calibration
 from tuner.clock import Clock
+from tuner.config import RunConfig
 from tuner.engines import launch_command
-from tuner.errors import UsageError
-from tuner.prediction.calibration import KvSpace
-from tuner.prediction.models import EngineModel, ProfileModel
+from tuner.known_engine import KnownEngine, Sources, known_engine
+from tuner.prediction.models import EngineModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.residuals import COMPARED, Residuals
 from tuner.prediction.sweep import PredictedSetting, Sweep, sweep
-from tuner.records import EngineConfig, LevelResult, Settings
+from tuner.records import LevelResult, Settings
 from tuner.report.document import checks_data, metrics_data, slo_data, workload_data
-from tuner.run import Plan, read_config, stored_engine
+from tuner.run import Plan
 from tuner.secrets import masked_words
-from tuner.simulator.profile import profile_names
-from tuner.store.run_folder import RunFolder
 
 # So many settings of a larger space are drawn; the report says so.
 MOST_SETTINGS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the knowledge of the engine comes from.
+class FleetLoad:
+    """Engines side by side, each with its share of a load.
 
     Attributes:
-        calibration: a run whose trials are learned from; None takes a profile.
-        profile: name of a hardware profile; None takes the one of the engine's options.
-        kv_cache_tokens: another size of the KV cache than the calibrated engine had.
+        gpus: of all of them.
+        engines: how many.
+        total_load: the load that all of them together are asked to carry; None asks for none.
     """
 
-    calibration: Path | None = None
-    profile: str | None = None
-    kv_cache_tokens: int | None = None
+    gpus: int
+    engines: int
+    total_load: float | None = None
+
+    def share(self, mode: LoadMode) -> float | None:
+        """The load of the engine that has most of it."""
+        if self.total_load is None:
+            return None
+        share = self.total_load / self.engines
+        return float(math.ceil(share)) if mode == "concurrency" else share
 
 
-def predict_space(plan: Plan, sources: Sources, *, clock: Clock) -> dict[str, Any]:
+def predict_space(
+    plan: Plan, sources: Sources, *, clock: Clock, total_load: float | None = None
+) -> dict[str, Any]:
     """Predict the space of a plan.
 
+    Args:
+        plan: whose engine, space and workload.
+        sources: of what is known of the engine.
+        clock: for the run that is learned from.
+        total_load: of all of the plan's engines, which latency-first answers for.
+
     Raises:
-        UsageError: when nothing says which engine it would be.
+        UsageError: when nothing says which engine it would be, or a run measured another one.
         TunerError: when a run cannot be calibrated from.
     """
     config = plan.config
-    known = _knowledge(plan, sources, clock)
-    model, residuals = known.model, known.residuals
+    mode = config.options.load
+    fleet = FleetLoad(plan.workers * config.options.gpus_per_engine, plan.workers, total_load)
+    if (share := fleet.share(mode)) is not None:
+        config = replace(config, workload=replace(config.workload, target_load=share))
+    known = known_engine(plan, sources, clock=clock)
     settings = list(_settings(plan))
-    found = sweep(settings, model=model, predictor=Predictor.of(config, model))
-    size = config.space.size
+    found = sweep(settings, model=known.model, predictor=_predictor(config, known.model))
+    pick = partial(_pick, found, known=known, fleet=fleet)
     return {
         "slo": slo_data(config.slo),
-        "source": model.source,
+        "source": known.model.source,
         **known.details,
-        "residuals": _residuals_data(residuals),
-        "model": plan.engine.config.model,
+        "engine": {"kind": known.launched.kind, "simulated": known.launched.kind == "simulated"},
+        "notes": list(known.notes),
+        "residuals": _residuals_data(known.residuals),
+        "model": known.launched.model,
         "workload": workload_data(config),
-        "space": {"name": config.space.name, "size": size, "predicted": len(settings)},
+        "space": {
+            "name": config.space.name,
+            "size": config.space.size,
+            "predicted": len(settings),
+        },
+        "fleet": dataclasses.asdict(fleet),
         "target_load": found.target_load,
-        "predictions": [
-            _prediction(p, found, plan.engine.config, residuals) for p in found.predictions
-        ],
+        "predictions": [_prediction(p, found, known) for p in found.predictions],
         "recommendations": {
-            "throughput_first": _pick(found, found.throughput_first, plan, residuals),
-            "latency_first": _pick(
-                found, found.latency_first, plan, residuals, load=found.target_load
-            ),
+            "throughput_first": pick(found.throughput_first),
+            "latency_first": pick(found.latency_first, load=found.target_load),
         },
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Knowledge:
-    """What is known of an engine, where from, and how far off it was seen to be."""
+def _predictor(config: RunConfig, model: EngineModel) -> Predictor:
+    """With as many requests as a load is certified with, where arrivals are given.
 
-    model: EngineModel
-    details: dict[str, Any]
-    residuals: Residuals
-
-
-def _knowledge(plan: Plan, sources: Sources, clock: Clock) -> _Knowledge:
-    if sources.calibration is not None:
-        return _calibrated(sources.calibration, sources.kv_cache_tokens, clock)
-    if sources.kv_cache_tokens is not None:
-        raise UsageError(
-            ["--kv-cache-tokens: goes with --calibration; a profile sizes its KV cache itself"]
-        )
-    engine = plan.engine.config
-    profile = sources.profile or engine.fixed.get("profile")
-    names = ", ".join(profile_names())
-    if profile is None:
-        question = (
-            "--profile NAME: is missing, or --calibration RUN: which engine is to be predicted? "
-            f"A run of yours can be learned from; profiles are {names}"
-        )
-        raise UsageError([question])
-    if str(profile).lower() not in (name.lower() for name in profile_names()):
-        raise UsageError([f"--profile {profile}: unknown; there are: {names}"])
-    fixed = {**engine.fixed, "profile": profile}
-    model = ProfileModel(replace(engine, kind="simulated", fixed=fixed))
-    return _Knowledge(model, {"profile": profile}, Residuals.of([]))
-
-
-def _calibrated(path: Path, kv_cache_tokens: int | None, clock: Clock) -> _Knowledge:
-    folder = RunFolder.open(path, clock=clock)
-    config = read_config(path)
-    engine = stored_engine(folder, config)
-    records = folder.trials()
-    calibration = stored_calibration(folder, config=config, engine=engine)
-    model = carried_model(calibration, records, engine=engine)
-    residuals = residuals_of(model, Predictor.of(config, model), records)
-    if kv_cache_tokens is not None:
-        block = model.calibration.kv.block_tokens
-        kv = KvSpace(max(1, kv_cache_tokens // block), block)
-        model = replace(model, calibration=replace(model.calibration, kv=kv))
-    details = {"calibration": {"run": str(path), **dataclasses.asdict(model.calibration)}}
-    return _Knowledge(model, details, residuals)
+    A queue near its capacity needs long to show itself; a closed loop does not.
+    """
+    predictor = Predictor.of(config, model)
+    if predictor.mode == "concurrency":
+        return predictor
+    return replace(predictor, least_requests=config.options.confirm.requests)
 
 
 def _residuals_data(residuals: Residuals) -> dict[str, Any]:
@@ -163,20 +146,18 @@ def _settings(plan: Plan) -> Iterator[Settings]:
             yield settings
 
 
-def _prediction(
-    predicted: PredictedSetting, found: Sweep, engine: EngineConfig, residuals: Residuals
-) -> dict[str, Any]:
+def _prediction(predicted: PredictedSetting, found: Sweep, known: KnownEngine) -> dict[str, Any]:
     level = predicted.best_level
     at_target = None if found.target_load is None else predicted.level_at(found.target_load)
     limit = predicted.limit
     return {
         "number": predicted.number,
         "settings": dict(predicted.settings),
-        "launch_command": masked_words(launch_command(engine, predicted.settings)),
+        "launch_command": masked_words(launch_command(known.launched, predicted.settings)),
         "capacity": predicted.candidate.capacity,
         "load": None if level is None else dataclasses.asdict(level.load),
         "metrics": None if level is None else metrics_data(level.metrics),
-        "bands": _bands(level, residuals),
+        "bands": _bands(level, known.residuals),
         "slo_checks": [] if level is None else checks_data(level.checks),
         "worst_ratio_at_target": None if at_target is None else at_target.worst_ratio,
         "limited_by": None if limit is None else limit.kind,
@@ -187,9 +168,9 @@ def _prediction(
 def _pick(
     found: Sweep,
     number: int | None,
-    plan: Plan,
-    residuals: Residuals,
     *,
+    known: KnownEngine,
+    fleet: FleetLoad,
     load: float | None = None,
 ) -> dict[str, Any] | None:
     """A policy's pick, at a load or else at its best one."""
@@ -200,15 +181,20 @@ def _pick(
     if load is not None:
         level = predicted.level_at(load) or level
     assert level is not None
+    tokens = level.metrics.output_tokens_per_s
     return {
         "number": number,
         "settings": dict(predicted.settings),
-        "launch_command": masked_words(launch_command(plan.engine.config, predicted.settings)),
+        "launch_command": masked_words(launch_command(known.launched, predicted.settings)),
         "load": dataclasses.asdict(level.load),
         "metrics": metrics_data(level.metrics),
-        "bands": _bands(level, residuals),
+        "bands": _bands(level, known.residuals),
         "slo_checks": checks_data(level.checks),
         "worst_ratio": level.worst_ratio,
         "holds": level.holds,
         "limited_by": None if predicted.limit is None else predicted.limit.kind,
+        "fleet": {
+            "load": fleet.engines * level.load.value,
+            "output_tokens_per_s": None if tokens is None else fleet.engines * tokens,
+        },
     }

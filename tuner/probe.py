@@ -10,7 +10,7 @@ from tuner.engines import Engine, Sampler, drain, summarise
 from tuner.errors import EngineDied, MeterError
 from tuner.load import Meter, MeterReport, ProbeSpec
 from tuner.records import Failure, FailureKind, ProbePoint, TrialSpec
-from tuner.steadiness import LONGER, should_be_longer, steady_part
+from tuner.steadiness import longer_by, steady_part
 from tuner.workloads import TokenRatios
 
 _ATTEMPTS = 2
@@ -48,10 +48,11 @@ def drive_probe(
         # A fresh measurement is judged whole: a cut may take away what was slow by chance.
         probe = steady_part(probe, may_cut=point.may_stop_early)
         checks = check_probes([probe], slo=spec.slo)
-        if attempt + 1 == _ATTEMPTS or not should_be_longer(probe, checks, workload=spec.workload):
+        times = longer_by(probe, checks, workload=spec.workload)
+        if attempt + 1 == _ATTEMPTS or times == 1:
             return probe
         # What looked fine too soon is measured to its end this time.
-        probe_spec = replace(probe_spec, requests=LONGER * probe_spec.requests, may_look_fine=False)
+        probe_spec = replace(probe_spec, requests=times * probe_spec.requests, may_look_fine=False)
     raise MeterError(Failure(FailureKind.METER_SATURATED, problem))
 
 

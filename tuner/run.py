@@ -90,12 +90,13 @@ class Plan:
 MakeFleet = Callable[[Plan], Fleet]
 
 
-def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
+def make_plan(config: RunConfig, *, is_stored: bool = False, starts_engines: bool = True) -> Plan:
     """Resolve engine, workers and reference settings.
 
     Args:
         config: of the run.
         is_stored: whether the run exists already, and what it was allowed then is allowed.
+        starts_engines: whether this machine is to have the GPUs; a prediction needs none.
 
     Raises:
         UsageError: when they do not fit this machine.
@@ -103,7 +104,8 @@ def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
     config = config.with_secrets()
     engine = resolve_engine(config)
     options = config.options
-    gpus = options.gpus or len(engine.gpu_ids) or options.gpus_per_engine
+    own_gpus = engine.gpu_ids if starts_engines else ()
+    gpus = options.gpus or len(own_gpus) or options.gpus_per_engine
     problems = []
     if options.confirm.replicates < 2 and not is_stored:
         problems.append("confirm.replicates: 1 certifies nothing; at least 2, better 5")
@@ -112,8 +114,8 @@ def make_plan(config: RunConfig, *, is_stored: bool = False) -> Plan:
             f"--gpus {gpus} cannot be shared out in groups of {options.gpus_per_engine} "
             "(--gpus-per-engine)"
         )
-    if engine.gpu_ids and options.ray_address is None and gpus > len(engine.gpu_ids):
-        problems.append(f"--gpus {gpus}: this machine shows {len(engine.gpu_ids)} GPUs")
+    if own_gpus and options.ray_address is None and gpus > len(own_gpus):
+        problems.append(f"--gpus {gpus}: this machine shows {len(own_gpus)} GPUs")
     live_dir = options.engine.live_dir
     if options.live and live_dir is not None and not live_dir.is_dir():
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,14 +14,15 @@ from objectives import (
     RequestRole,
     SloCheck,
     is_carried,
+    percentile,
     slo_holds,
     warm_up_cut,
 )
-from objectives.columns import in_window
+from objectives.columns import defined, in_window
 from tuner.workloads import Workload
 
-# A probe that was not steady is repeated with so many times the requests.
-LONGER = 2
+# A probe that is to be longer is repeated with so many times the requests, at least and at most.
+_LONGER, _MOST_LONGER = 2, 8
 
 
 def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
@@ -48,10 +50,11 @@ def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     return replace(probe, unsteady=_overload(probe))
 
 
-def should_be_longer(probe: Probe, checks: Sequence[SloCheck], *, workload: Workload) -> bool:
-    """Whether more requests could still change the verdict of a probe that is too short.
+def longer_by(probe: Probe, checks: Sequence[SloCheck], *, workload: Workload) -> int:
+    """With how many times the requests a probe that is too short is to be repeated; 1: it is not.
 
-    Too few are left after the warm-up cut, or it never settled. Where the SLO fails all the same,
+    Too few are left after the warm-up cut, or it never settled. An open loop fills the engine for
+    as long as requests take, and its warm-up has to last as long. Where the SLO fails all the same,
     or the probe ended because it does, nothing more is to be learned.
 
     Args:
@@ -59,11 +62,22 @@ def should_be_longer(probe: Probe, checks: Sequence[SloCheck], *, workload: Work
         checks: of its targets.
         workload: that was driven.
     """
-    if probe.stopped_early:
-        return False
+    if probe.stopped_early or slo_holds(checks) is False:
+        return 1
     # Where the workload itself says how many requests, few are what the user asked for.
     is_short = workload.requests is None and any(c.n < c.n_needed for c in checks)
-    return (is_short or bool(probe.unsteady)) and slo_holds(checks) is not False
+    if not is_short and not probe.unsteady:
+        return 1
+    # While the engine fills, requests are still faster than they will be.
+    return min(_LONGER * _fillings(probe), _MOST_LONGER)
+
+
+def _fillings(probe: Probe) -> int:
+    """How many of an open loop's warm-ups last as long as its requests, at least 1."""
+    e2e_ms = percentile(defined(RequestColumns.of(probe.records).measured.e2e_ms), 95)
+    if probe.load.mode == "concurrency" or e2e_ms is None or probe.window_start_s <= 0:
+        return 1
+    return max(1, math.ceil(e2e_ms / 1000 / probe.window_start_s))
 
 
 def _measured_from(probe: Probe, *, index: int, start_s: float) -> Probe:

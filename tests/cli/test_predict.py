@@ -27,6 +27,9 @@ CONFIG: dict[str, Any] = {
         }
     },
 }
+# Real vLLM, measured with 40 requests a load.
+RUN = str(Path(__file__).parent.parent.parent / "runs" / "example-vllm-cpu")
+FAST = ("--profile", "h100", "--slo", "p95_ttft=800ms,tpot=50ms", "--workload", "mixed", "--json")
 CALLS = {
     "json": ("predict", "--json"),
     "text": ("predict",),
@@ -39,6 +42,21 @@ CALLS = {
     "no run": ("predict", "--calibration", "nowhere"),
     "kv alone": ("predict", "--kv-cache-tokens", "5000"),
     "kv text": ("predict", "--kv-cache-tokens", "many"),
+    "kv sign": ("predict", "--kv-cache-tokens", "\u00b2"),
+    "kv huge": ("predict", "--kv-cache-tokens", "9" * 26),
+    "real": ("predict", "--profile", "demo", "--set", "engine.kind=auto", "--json"),
+    "unknown model": ("predict", "--model", "nobody/unknown-3B", "--json"),
+    "fleet": ("predict", "--gpus", "4", "--total-load", "42", "--json"),
+    "fleet text": ("predict", "--gpus", "4", "--total-load", "42"),
+    "too much": ("predict", "--gpus", "2", "--total-load", "5000"),
+    "no load": ("predict", "--total-load", "-3"),
+    "not shared out": ("predict", "--gpus", "3", "--gpus-per-engine", "2"),
+    "fast rate": ("predict", *FAST, "--load", "rate", "--set", "confirm.requests=100"),
+    "fast closed": ("predict", *FAST),
+    "run": ("predict", "--config", "from_run.yaml", "--json"),
+    "run, few requests": ("predict", "--calibration", RUN, "--slo", "p95_ttft=60s", "--json"),
+    "another model": ("predict", "--calibration", RUN, "--model", "Qwen/Qwen2.5-7B-Instruct"),
+    "another engine": ("predict", "--calibration", RUN, "--engine-arg", "max_model_len=128"),
 }
 
 
@@ -47,6 +65,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """All calls, in one process."""
     folder: Path = tmp_path_factory.mktemp("predict")
     (folder / "tune.yaml").write_text(yaml.safe_dump(CONFIG))
+    from_run = {"slo": "p95_ttft=60s", "calibration": RUN, "space": CONFIG["space"]}
+    (folder / "from_run.yaml").write_text(yaml.safe_dump(from_run | {"capacity": {"max_load": 32}}))
     return dict(zip(CALLS, tune_many(list(CALLS.values()), cwd=folder), strict=True))
 
 
@@ -102,9 +122,10 @@ def test_the_text_says_that_it_is_a_prediction(answers: dict[str, Answer]) -> No
     """Never to be taken for a measurement: said in the first line, and over each command."""
     answer = answers["text"]
     assert answer.code == 0, answer.err
-    first = answer.out.splitlines()[0]
+    first = " ".join(answer.out.split("\n\n")[0].split())
     assert first.startswith("PREDICTED from the hardware profile demo")
     assert "nothing is certified" in first
+    assert "SIMULATED" in first
     assert answer.out.count("to be measured:") == 2
     assert "--max-num-seqs 64" in answer.out
 
@@ -124,7 +145,68 @@ def test_what_if_is_an_option(answers: dict[str, Answer]) -> None:
     assert document["workload"]["load_mode"] == "rate"
     fast = document["predictions"][0]
     slow = _document(answers["json"])["predictions"][0]
-    assert fast["metrics"]["p95_tpot_ms"] < slow["metrics"]["p95_tpot_ms"] / 2
+    assert fast["metrics"]["output_tokens_per_s"] > 1.5 * slow["metrics"]["output_tokens_per_s"]
+
+
+def test_given_arrivals_do_not_end_before_the_engine_is_full(answers: dict[str, Answer]) -> None:
+    """What a fast engine carries of them is about what it carries of a closed loop."""
+    rate, closed = (
+        _document(answers[name])["predictions"][0]["metrics"]["output_tokens_per_s"]
+        for name in ("fast rate", "fast closed")
+    )
+    assert 0.85 < rate / closed < 1.05
+
+
+def test_a_command_for_real_vllm_is_shown_unless_the_simulated_one_is_asked_for(
+    answers: dict[str, Answer],
+) -> None:
+    """What a profile stands for; the simulated engine, its profile included, says that it is."""
+    real, simulated = _document(answers["real"]), _document(answers["json"])
+    assert (real["engine"]["simulated"], simulated["engine"]["simulated"]) == (False, True)
+    command = real["recommendations"]["throughput_first"]["launch_command"]
+    assert not {"vllm-simulated", "--profile"} & set(command)
+    assert "--profile" in simulated["recommendations"]["throughput_first"]["launch_command"]
+
+
+def test_figures_of_another_model_are_not_passed_off(answers: dict[str, Answer]) -> None:
+    """A model whose shape is not known is said to be taken for another one."""
+    (note,) = _document(answers["unknown model"])["notes"]
+    assert "nobody/unknown-3B is not known here" in note
+
+
+def test_half_the_gpus_are_asked_for_by_gpus_and_total_load(answers: dict[str, Answer]) -> None:
+    """Each engine has its share, rounded up; all of them together carry so many times as much."""
+    document = _document(answers["fleet"])
+    assert document["fleet"] == {"gpus": 4, "engines": 4, "total_load": 42.0}
+    assert document["target_load"] == 11
+    for pick in document["recommendations"].values():
+        assert pick["fleet"]["load"] == 4 * pick["load"]["value"]
+        tokens = 4 * pick["metrics"]["output_tokens_per_s"]
+        assert pick["fleet"]["output_tokens_per_s"] == pytest.approx(tokens)
+    said = " ".join(answers["fleet text"].out.split())
+    assert "42 concurrent on 4 engines, 11 concurrent each, is predicted to hold" in said
+    assert answers["too much"].code == 3
+    assert "is too much: they carry" in " ".join(answers["too much"].out.split())
+
+
+def test_a_run_can_be_named_in_the_config(answers: dict[str, Answer]) -> None:
+    """What the file does not say of the engine is as the run has it."""
+    document = _document(answers["run"])
+    assert document["source"] == "calibration"
+    command = document["recommendations"]["throughput_first"]["launch_command"]
+    assert "--enforce-eager" in command
+
+
+def test_a_promise_that_the_runs_requests_cannot_resolve_is_predicted(
+    answers: dict[str, Answer],
+) -> None:
+    """40 requests say nothing of a p95; a simulation takes as many as it needs."""
+    answer = answers["run, few requests"]
+    assert answer.code == 0
+    document = _document(answer)
+    for predicted in document["predictions"]:
+        assert predicted["capacity"] is not None
+        assert all(check["holds"] for check in predicted["slo_checks"])
 
 
 def test_a_setting_that_cannot_start_says_why(answers: dict[str, Answer]) -> None:
@@ -143,6 +225,13 @@ def test_a_setting_that_cannot_start_says_why(answers: dict[str, Answer]) -> Non
         ("no run", "nowhere"),
         ("kv alone", "--kv-cache-tokens: goes with --calibration"),
         ("kv text", "--kv-cache-tokens many: expected a whole number"),
+        ("kv sign", "expected a whole number from 1 to"),
+        ("kv huge", "expected a whole number from 1 to"),
+        ("no load", "--total-load -3: expected a number above 0"),
+        ("not shared out", "--gpus 3 cannot be shared out in groups of 2"),
+        ("another model", "measured /work/main/.cache/models/SmolLM2-135M-Instruct"),
+        ("another engine", "--engine-arg max_model_len=128: "),
+        ("another engine", "knows only the engine that was measured"),
     ],
 )
 def test_bad_options_are_refused(answers: dict[str, Answer], call: str, words: str) -> None:

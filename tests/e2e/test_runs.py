@@ -298,5 +298,6 @@ def test_a_run_is_learned_from(tmp_path: Path) -> None:
     what_if = tune("predict", "--calibration", str(run), "--slo", "p95_ttft=1ms")
     assert what_if.returncode == 3
     assert "PREDICTED from" in what_if.stdout
+    assert "SIMULATED" in what_if.stdout
     assert "no setting is predicted to meet the SLO" in what_if.stdout
     assert not leftovers(model)

@@ -22,7 +22,7 @@ from tuner.load.early_stop import EarlyStop, Progress
 from tuner.prediction.virtual_probe import virtual_probe as whole_probe
 from tuner.records import ProbePoint
 from tuner.simulator.virtual_records import StepLog, VirtualEngine
-from tuner.steadiness import LONGER, should_be_longer, steady_part
+from tuner.steadiness import longer_by, steady_part
 from tuner.workloads import ProbeShape, Workload
 
 _WATCH_S = 0.25
@@ -44,8 +44,9 @@ def virtual_probe(
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
     probe = drive(requests=requests, may_look_fine=True)
-    if should_be_longer(probe, check_probes([probe], slo=slo), workload=workload):
-        probe = drive(requests=LONGER * requests, may_look_fine=False)
+    times = longer_by(probe, check_probes([probe], slo=slo), workload=workload)
+    if times > 1:
+        probe = drive(requests=times * requests, may_look_fine=False)
     return probe
 
 

@@ -20,15 +20,15 @@ from tuner.report.explain import value_change
         (IntRange(1, 1000), 100, [50, 200]),
         (IntRange(1, 1000), 800, [400, 1000]),
         (IntRange(1, 1000), 1, [2]),
-        (Choice((True, False)), True, []),
-        (Choice(("a", "b")), "a", []),
+        (Choice((True, False)), True, [False]),
+        (Choice(("a", "b", "c")), "b", ["a", "c"]),
         (Choice((16, 64)), None, []),
     ],
 )
 def test_a_step_goes_to_the_next_value(
-    parameter: Parameter, value: Value | None, wanted: list[int]
+    parameter: Parameter, value: Value | None, wanted: list[Value]
 ) -> None:
-    """Down and up; a factor of two where values lie too close to matter; none where unordered."""
+    """Down and up; a factor of two where values lie close; every other one where unordered."""
     assert list(neighbours(parameter, value)) == wanted
 
 

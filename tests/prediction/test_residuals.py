@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from objectives import Load, Metrics, parse_slo
@@ -50,3 +52,25 @@ def test_limits_move_by_what_predictions_are_off() -> None:
     assert ttft.limit == pytest.approx(640)
     assert errors == slo.targets[1]
     assert corrected_slo(slo, pairs[:2]) == slo
+
+
+@pytest.mark.parametrize(
+    ("measured", "error", "is_trusted"),
+    [
+        # Under given arrivals tokens/s are the same on any engine; TPOT tells them apart.
+        ({"output_tokens_per_s": 101.0, "p50_tpot_ms": 40.0}, 0.5, False),
+        ({"output_tokens_per_s": 50.0, "p50_tpot_ms": 21.0}, 1.0, False),
+        ({"output_tokens_per_s": 101.0, "p50_tpot_ms": 21.0, "p50_ttft_ms": 900.0}, 0.0476, True),
+        ({"output_tokens_per_s": 101.0, "p50_ttft_ms": 200.0}, 0.5, False),
+        ({"p50_tpot_ms": 20.0}, None, False),
+        ({"output_tokens_per_s": 100.0}, None, False),
+    ],
+)
+def test_predictions_are_trusted_by_throughput_and_pace(
+    measured: dict[str, Any], error: float | None, is_trusted: bool
+) -> None:
+    """Both within 20 %; TTFT stands in where no answer has a second token."""
+    predicted = Metrics(output_tokens_per_s=100.0, p50_tpot_ms=20.0, p50_ttft_ms=100.0)
+    residuals = Residuals.of([(Metrics(**measured), predicted)])
+    assert residuals.typical_error == (None if error is None else pytest.approx(error, abs=1e-3))
+    assert residuals.is_trusted == is_trusted

@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from objectives import (
     Load,
     Probe,
     RequestRecord,
     RequestRole,
+    SloCheck,
+    check_slo,
     compute_metrics,
     parse_slo,
 )
 from tests.objectives.builders import make_probe, make_record
+from tests.prediction.engines import WORKLOAD
 from tuner.judging import judged_level
-from tuner.steadiness import steady_part
+from tuner.steadiness import longer_by, steady_part
 
 SLO = parse_slo("p50_ttft=800ms")
 
@@ -96,3 +101,57 @@ def test_warm_up_and_filler_stay_what_they_are() -> None:
     cut = steady_part(probe, may_cut=True)
     assert cut.records[199].role is RequestRole.FILLER
     assert cut.records[0].role is RequestRole.WARM_UP
+
+
+@pytest.mark.parametrize(
+    ("e2e_s", "rate", "times"),
+    [
+        # The warm-up takes 10 s; requests that take as long come again twice as long.
+        (0.1, True, 2),
+        (9.0, True, 2),
+        (15.0, True, 4),
+        (35.0, True, 8),
+        (500.0, True, 8),
+        # A closed loop is full from the beginning.
+        (35.0, False, 2),
+    ],
+)
+def test_an_unsteady_open_loop_comes_again_until_its_warm_up_fills_the_engine(
+    e2e_s: float, rate: bool, times: int
+) -> None:
+    """Fast engines hold many requests that arrive within seconds; eight times at most."""
+    probe = _after_warm_up([10.0] * 200, e2e_s=e2e_s, rate=rate)
+    unsteady = replace(probe, unsteady="only 10 of 100")
+    assert longer_by(unsteady, _checks(unsteady), workload=WORKLOAD) == times
+
+
+def test_a_probe_that_says_enough_does_not_come_again() -> None:
+    """Steady and resolved, failed, or ended early: more requests would change nothing."""
+    probe = _after_warm_up([10.0] * 200, e2e_s=35.0, rate=True)
+    assert longer_by(probe, _checks(probe), workload=WORKLOAD) == 1
+    failed = replace(_after_warm_up([900.0] * 200, e2e_s=35.0, rate=True), unsteady="only 10")
+    assert longer_by(failed, _checks(failed), workload=WORKLOAD) == 1
+    ended = replace(probe, stopped_early="fails", unsteady="only 10")
+    assert longer_by(ended, _checks(ended), workload=WORKLOAD) == 1
+
+
+def test_too_few_requests_come_again_unless_the_workload_names_them() -> None:
+    """A target that they cannot resolve asks for more; a number of the user's is left."""
+    probe = _after_warm_up([10.0], e2e_s=1.0, rate=True)
+    open_to_more = replace(WORKLOAD, requests=None)
+    assert longer_by(probe, _checks(probe), workload=open_to_more) == 2
+    assert longer_by(probe, _checks(probe), workload=replace(WORKLOAD, requests=1)) == 1
+
+
+def _after_warm_up(ttfts_ms: list[float], *, e2e_s: float, rate: bool) -> Probe:
+    """A second apart, the first of them after 10 s."""
+    records = [
+        make_record(i, scheduled_s=10.0 + i, ttft_ms=ttft, gaps_ms=[1000 * e2e_s - ttft])
+        for i, ttft in enumerate(ttfts_ms)
+    ]
+    probe = make_probe(records, window=(10.0, 10.0 + len(records)))
+    return replace(probe, load=Load("rate", 1.0)) if rate else probe
+
+
+def _checks(probe: Probe) -> tuple[SloCheck, ...]:
+    return check_slo([probe], slo=SLO, metrics=compute_metrics([probe], slo=SLO))

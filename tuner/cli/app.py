@@ -43,9 +43,13 @@ def main() -> None:
     try:
         app(args=_with_default_command(arguments), prog_name="tune")
     except BrokenPipeError:
-        # The reader (`| head`) has gone; what it wanted, it has.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_reader()
         sys.exit(0)
+
+
+def _leave_reader() -> None:
+    """Say no more: the reader (`| head`) has gone; what it wanted, it has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(*_: object) -> None:
@@ -254,6 +258,11 @@ def predict(
     kv_cache_tokens: Annotated[
         Text, typer.Option(help="Another KV cache than the calibrated engine had.")
     ] = None,
+    gpus: Annotated[Text, typer.Option(help="GPUs of all engines together.")] = None,
+    gpus_per_engine: Annotated[Text, typer.Option(help="GPUs of one engine.")] = None,
+    total_load: Annotated[
+        Text, typer.Option(help="The load that all engines together are to carry.")
+    ] = None,
     seed: Annotated[Text, typer.Option(help="Fixes the requests.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
 ) -> None:
@@ -266,6 +275,8 @@ def predict(
         "workload": workload,
         "load": load,
         "space": space,
+        "gpus": gpus,
+        "gpus_per_engine": gpus_per_engine,
         "seed": seed,
     }
     request = running.RunRequest(
@@ -275,11 +286,8 @@ def predict(
         engine_args=tuple(engine_arg or ()),
         output=OutputOptions(is_json=json_, is_quiet=True, is_verbose=False),
     )
-    _finish(
-        lambda: predicting.predict(
-            request, calibration=calibration, profile=profile, kv_cache_tokens=kv_cache_tokens
-        )
-    )
+    asked = predicting.Question(calibration, profile, kv_cache_tokens, total_load)
+    _finish(lambda: predicting.predict(request, asked))
 
 
 @app.command()
@@ -341,4 +349,8 @@ def _finish(command: Any) -> None:
         raise typer.Exit(_EXIT_ERROR) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(_EXIT_INTERRUPTED) from error
+    except BrokenPipeError as error:
+        # Here, before the option parser makes an error of it.
+        _leave_reader()
+        raise typer.Exit(0) from error
     raise typer.Exit(code)

@@ -2,46 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.cli.output import print_json, print_result, width
 from tuner.cli.running import RunRequest, config_of
 from tuner.clock import SystemClock
 from tuner.errors import UsageError
-from tuner.predicting import Sources, predict_space
+from tuner.known_engine import Sources
+from tuner.predicting import predict_space
 from tuner.report.prediction import prediction_text
 from tuner.run import make_plan
 from tuner.store.run_folder import CONFIG
 
+_MOST_TOKENS = 10**12
 
-def predict(
-    request: RunRequest,
-    *,
-    calibration: Path | None,
-    profile: str | None,
-    kv_cache_tokens: str | None,
-) -> int:
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `tune predict` is asked beside a run's own options, as texts; None is not given.
+
+    Attributes:
+        calibration: a run folder.
+        profile: name of a hardware profile.
+        kv_cache_tokens: another size of the calibrated engine's KV cache.
+        total_load: of all engines together.
+    """
+
+    calibration: Path | None
+    profile: str | None
+    kv_cache_tokens: str | None
+    total_load: str | None
+
+
+def predict(request: RunRequest, asked: Question) -> int:
     """Predict; the exit code: 3 where no setting is predicted to meet the SLO."""
-    if calibration is not None and profile is not None:
-        raise UsageError(["--calibration and --profile: give one of them"])
-    if calibration is not None and request.config is None:
-        # What is not said otherwise is as in the run that is learned from.
-        request = replace(request, config=str(calibration / CONFIG))
-    sources = Sources(calibration, profile, _tokens(kv_cache_tokens))
+    tokens, total_load = _tokens(asked.kv_cache_tokens), _load(asked.total_load)
+    config = config_of(_with_run(request, asked)).without_secrets()
+    plan = make_plan(config, starts_engines=False)
+    # A profile that is asked for wins over a calibration that the file names.
+    calibration = config.options.calibration if asked.profile is None else None
     document = predict_space(
-        make_plan(config_of(request).without_secrets()), sources, clock=SystemClock()
+        plan,
+        Sources(calibration, asked.profile, tokens),
+        clock=SystemClock(),
+        total_load=total_load,
     )
     if request.output.is_json:
         print_json(document)
     else:
         print_result(prediction_text(document, width=width()))
-    return 0 if document["recommendations"]["throughput_first"] is not None else 3
+    asked_for = "throughput_first" if total_load is None else "latency_first"
+    return 0 if document["recommendations"][asked_for] is not None else 3
+
+
+def _with_run(request: RunRequest, asked: Question) -> RunRequest:
+    """The request with the run that is learned from; what is not said otherwise is as there."""
+    path = asked.calibration
+    if path is None:
+        return request
+    if asked.profile is not None:
+        raise UsageError(["--calibration and --profile: give one of them"])
+    if not (path / CONFIG).is_file():
+        raise UsageError([f"--calibration {path}: is no run folder (it has no {CONFIG})"])
+    flags = {**request.flags, "calibration": path}
+    return replace(request, config=request.config or str(path / CONFIG), flags=flags)
 
 
 def _tokens(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError([f"--kv-cache-tokens {text}: expected a whole number above 0"])
-    return int(text)
+    tokens = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    if not 1 <= tokens <= _MOST_TOKENS:
+        raise UsageError(
+            [f"--kv-cache-tokens {text}: expected a whole number from 1 to {_MOST_TOKENS}"]
+        )
+    return tokens
+
+
+def _load(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        load = float(text)
+    except ValueError:
+        load = math.nan
+    if not 0 < load < math.inf:
+        raise UsageError([f"--total-load {text}: expected a number above 0, as 200"])
+    return load

@@ -145,7 +145,7 @@ def _not_certified_text(details: Mapping[str, Any]) -> str:
 
 def _checked_text(details: Mapping[str, Any]) -> str:
     error = details["median_error"]
-    off = "cannot be compared" if error is None else f"is off by {error:.0%} in tokens/s"
+    off = "cannot be compared" if error is None else f"is off by {error:.0%} in tokens/s or TPOT"
     use = "it is used" if details["is_trusted"] else "it is not used"
     return f"calibration of the other run {off} on the defaults: {use}"
 

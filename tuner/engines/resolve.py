@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from tuner.errors import UsageError
 from tuner.records import EngineConfig
 
 _MODULE = "vllm.entrypoints.openai.api_server"
+_ANYWHERE = (("vllm", "serve"), None)
 _INSTALL = "pip install 'vllm-slo-tuner[vllm]'"
 
 
@@ -60,6 +61,21 @@ def resolve_engine(config: RunConfig) -> ResolvedEngine:
         reason,
         visible_gpu_ids() if kind == "vllm" else (),
     )
+
+
+def real_engine(config: RunConfig, engine: EngineConfig) -> EngineConfig:
+    """The real vLLM that a config would start on a machine that has it; for commands to be shown.
+
+    Args:
+        config: of the run.
+        engine: as it was resolved here.
+    """
+    if engine.kind == "vllm" or config.options.engine.kind == "simulated":
+        return engine
+    own = config.options.engine.command
+    command, model_flag = (own, None) if own else vllm_command() or _ANYWHERE
+    fixed = {name: value for name, value in engine.fixed.items() if name != "profile"}
+    return replace(engine, kind="vllm", command=command, model_flag=model_flag, fixed=fixed)
 
 
 def vllm_command() -> tuple[tuple[str, ...], str | None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from objectives import CapacitySearch, Load, LoadMode, Probe, Slo, compute_metrics, requests_needed
 from tuner.config import RunConfig
@@ -15,7 +15,7 @@ from tuner.prediction.virtual_probe import VirtualProbe, virtual_probe
 from tuner.records import LevelResult, ProbePoint
 from tuner.seeds import replicate_seed
 from tuner.simulator.virtual_records import VirtualEngine
-from tuner.steadiness import LONGER, should_be_longer, steady_part
+from tuner.steadiness import longer_by, steady_part
 from tuner.walks import CapacityWalk, LadderWalk
 from tuner.workloads import Workload
 
@@ -32,6 +32,7 @@ class Predictor:
         added_prompt_tokens: by traffic class, what the engine counts beyond a prompt's plan.
         resolution: relative width at which a capacity search ends.
         max_load: never looked at more.
+        least_requests: measured at each load, also where the workload has fewer.
     """
 
     workload: Workload
@@ -41,6 +42,7 @@ class Predictor:
     added_prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     resolution: float = 0.05
     max_load: float = 4096.0
+    least_requests: int = 0
     _memo: LoadMemo = field(default_factory=LoadMemo, init=False, repr=False, compare=False)
 
     @classmethod
@@ -112,8 +114,11 @@ class Predictor:
         driven = self._drive(engine, point)
         probe = steady_part(driven.probe, may_cut=True)
         level = self._judged(probe)
-        if should_be_longer(probe, level.checks, workload=self.workload):
-            driven = self._drive(engine, point, times=LONGER)
+        # However few the user wants to measure: a simulation need not leave it open.
+        patient = replace(self.workload, requests=None)
+        times = longer_by(probe, level.checks, workload=patient)
+        if times > 1:
+            driven = self._drive(engine, point, times=times)
             level = self._judged(steady_part(driven.probe, may_cut=True))
         return Simulated.of(engine, driven.run, level)
 
@@ -122,11 +127,16 @@ class Predictor:
         return judged_level(probe, metrics=metrics, slo=self.slo, measure_s=probe.end_s)
 
     def _drive(self, engine: VirtualEngine, point: ProbePoint, *, times: int = 1) -> VirtualProbe:
-        needed = requests_needed(self.slo, class_shares=self.workload.class_shares)
         return virtual_probe(
             engine,
             point,
             workload=self.workload,
-            requests=times * self.workload.measured_requests(point.load, needed=needed),
+            requests=times * self._requests(point.load),
             added_prompt_tokens=self.added_prompt_tokens,
         )
+
+    def _requests(self, load: Load) -> int:
+        """As many as a measurement has, and no fewer than tell whether the SLO holds."""
+        needed = requests_needed(self.slo, class_shares=self.workload.class_shares)
+        measured = self.workload.measured_requests(load, needed=needed)
+        return max(measured, needed, self.least_requests)

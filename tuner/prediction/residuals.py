@@ -20,8 +20,12 @@ COMPARED = (
     "p99_itl_ms",
     "p95_e2e_ms",
 )
-# Predicted tokens/s may be off by so much, median, before nothing more is said.
+# Predictions may be off by so much, median, before nothing more is said.
 MOST_ERROR = 0.2
+# What they are judged by. Under given arrivals tokens/s are what arrives, whatever the engine; how
+# fast it answers shows it there.
+_THROUGHPUT = "output_tokens_per_s"
+_PACE = ("p50_tpot_ms", "p50_ttft_ms")
 # Bands are of so many per cent; with few pairs they are the range of what was seen.
 BAND_PERCENT = 80
 _LEAST_PAIRS = 5
@@ -85,6 +89,21 @@ class Residuals:
         """The median of |predicted / measured - 1|; None where nothing was compared."""
         ratios = self.ratios[metric]
         return median(abs(1 / ratio - 1) for ratio in ratios) if ratios else None
+
+    @property
+    def typical_error(self) -> float | None:
+        """The larger median error of throughput and pace; None where either is not known.
+
+        The pace is TPOT, or TTFT where every answer is one token.
+        """
+        throughput = self.median_error(_THROUGHPUT)
+        pace = next((e for name in _PACE if (e := self.median_error(name)) is not None), None)
+        return None if throughput is None or pace is None else max(throughput, pace)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether predictions are near enough to what was measured."""
+        return self.typical_error is not None and self.typical_error <= MOST_ERROR
 
     def band(self, metric: str) -> Band | None:
         """Where measurements lay, as factors of the prediction; None with too few of them."""

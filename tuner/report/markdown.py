@@ -174,7 +174,7 @@ def _simulator(document: Mapping[str, Any]) -> str:
     head = (
         f"## Why\n\nA simulation of this engine, fitted to {view['fit']['n_steps']} of its steps "
         f"({view['fit']['form']}), is off by {view['median_error']:.0%} in the run's own tokens/s "
-        "(median)"
+        "or TPOT (the larger median)"
     )
     if not view["is_trusted"]:
         return f"{head}: too far to explain anything."
@@ -189,6 +189,9 @@ def _simulator(document: Mapping[str, Any]) -> str:
         if steps:
             lines = [f"- {_safe(step['text'])}{_breaks(step)}" for step in steps]
             parts.append(f"One step from {name}, at its load:\n\n" + "\n".join(lines))
+    # Runs of before had no such list.
+    if unknown := view.get("not_simulated"):
+        parts.append(f"Only a start of its own shows what {', '.join(unknown)} would do.")
     return "\n\n".join(parts)
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from tuner.report.phrases import POLICIES, command_text, load_text, number_text
+from tuner.report.phrases import (
+    POLICIES,
+    SIMULATED_TEXT,
+    command_text,
+    load_text,
+    number_text,
+)
 
 _ROWS_SHOWN = 12
 _PLOT_ROWS, _PLOT_COLUMNS = 12, 56
@@ -14,23 +21,50 @@ _PLOT_ROWS, _PLOT_COLUMNS = 12, 56
 
 def prediction_text(document: Mapping[str, Any], *, width: int) -> str:
     """The prediction for people."""
-    predictions = document["predictions"]
+    predictions, picks = document["predictions"], document["recommendations"]
+    head = f"PREDICTED from {_source(document)}; no engine was started, nothing is certified"
     lines = [
-        f"PREDICTED from {_source(document)}; no engine was started, nothing is certified",
+        *textwrap.wrap(head, width),
+        *([SIMULATED_TEXT] if document["engine"]["simulated"] else []),
         "",
+        f"model     {document['model']}",
         f"SLO       {document['slo']['canonical']}",
         f"workload  {document['workload']['name']}, {document['workload']['load_mode']}",
         f"space     {document['space']['name']}, {document['space']['predicted']} settings",
         "",
-        *_table(predictions, document["recommendations"], width),
+        *(line for note in document["notes"] for line in textwrap.wrap(f"note: {note}", width)),
+        *([""] if document["notes"] else []),
+        *_table(predictions, picks, width),
         "",
-        *_plot(predictions, document["recommendations"], document["target_load"]),
+        *_plot(predictions, picks, document["target_load"]),
     ]
     for name, key in POLICIES:
-        lines += _pick(name, document["recommendations"][key], width)
-    if document["recommendations"]["throughput_first"] is None:
+        lines += _pick(name, picks[key], document, width)
+    lines += _total_load(document, width)
+    if picks["throughput_first"] is None:
         lines.append("no setting is predicted to meet the SLO at any load")
     return "\n".join(lines)
+
+
+def _total_load(document: Mapping[str, Any], width: int) -> list[str]:
+    """Whether all engines together carry the load they were asked for."""
+    fleet, mode = document["fleet"], document["workload"]["load_mode"]
+    best = document["recommendations"]["throughput_first"]
+    if fleet["total_load"] is None or best is None:
+        return []
+    total = load_text({"mode": mode, "value": fleet["total_load"]})
+    share = load_text({"mode": mode, "value": document["target_load"]})
+    most = load_text({"mode": mode, "value": best["fleet"]["load"]})
+    carried = document["recommendations"]["latency_first"] is not None
+    verdict = "is predicted to hold" if carried else f"is too much: they carry {most}"
+    text = f"{total} on {_engines(fleet)}, {share} each, {verdict}"
+    return [*textwrap.wrap(text, width), ""]
+
+
+def _engines(fleet: Mapping[str, Any]) -> str:
+    count, gpus = fleet["engines"], fleet["gpus"]
+    engines = "1 engine" if count == 1 else f"{count} engines"
+    return engines if gpus == count else f"{engines} of {gpus // count} GPUs"
 
 
 def _source(document: Mapping[str, Any]) -> str:
@@ -94,11 +128,11 @@ def _row(
         return form.format("", "-", "-", "-", "-", "", f"{_values(predicted, names)}: {reason}")
     return form.format(
         _mark(predicted, picks),
-        f"{predicted['capacity']:.3g}",
+        number_text(predicted["capacity"]),
         number_text(metrics["output_tokens_per_s"]),
         number_text(metrics["p95_ttft_ms"], "ms"),
         number_text(metrics["p95_tpot_ms"], "ms"),
-        predicted["limited_by"] or "-",
+        predicted["limited_by"] or "not reached",
         _values(predicted, names),
     )
 
@@ -163,25 +197,33 @@ def _banded(found: Mapping[str, Any], metric: str, unit: str) -> str:
     return f"{text} ({number_text(band['low'])} to {number_text(band['high'])})"
 
 
-def _pick(name: str, found: Mapping[str, Any] | None, width: int) -> list[str]:
+def _pick(
+    name: str, found: Mapping[str, Any] | None, document: Mapping[str, Any], width: int
+) -> list[str]:
     if found is None:
         return []
-    text = (
-        f"{load_text(found['load'])}: {_banded(found, 'output_tokens_per_s', 'tokens/s')}, "
-        f"p95 TTFT {_banded(found, 'p95_ttft_ms', 'ms')}, "
-        f"p95 TPOT {_banded(found, 'p95_tpot_ms', 'ms')}, tightest target at "
-        f"{found['worst_ratio']:.0%} of its limit"
-        if found["worst_ratio"] is not None
-        else load_text(found["load"])
-    )
-    wrapped = textwrap.wrap(
-        text, max(40, width - 4), initial_indent="  - ", subsequent_indent="    "
+    parts = [
+        f"{load_text(found['load'])}: {_banded(found, 'output_tokens_per_s', 'tokens/s')}",
+        f"p95 TTFT {_banded(found, 'p95_ttft_ms', 'ms')}",
+        f"p95 TPOT {_banded(found, 'p95_tpot_ms', 'ms')}",
+    ]
+    if found["worst_ratio"] is not None:
+        parts.append(f"tightest target at {found['worst_ratio']:.0%} of its limit")
+    texts = [", ".join(parts)]
+    fleet, together = document["fleet"], found["fleet"]
+    if fleet["engines"] > 1:
+        load = load_text({**found["load"], "value": together["load"]})
+        tokens = number_text(together["output_tokens_per_s"], "tokens/s")
+        texts.append(f"{_engines(fleet)} together: {load}, {tokens}")
+    bullets = (
+        textwrap.wrap(text, max(40, width - 4), initial_indent="  - ", subsequent_indent="    ")
+        for text in texts
     )
     return [
         f"{name}, to be measured:",
         "",
         f"  {command_text(found['launch_command'])}",
         "",
-        *wrapped,
+        *chain.from_iterable(bullets),
         "",
     ]

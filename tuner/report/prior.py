@@ -57,8 +57,7 @@ def prior_text(document: Mapping[str, Any]) -> str:
         return ""
     parts = []
     if prior["carried"] is not None:
-        use = "was used" if prior["carried"]["is_trusted"] else "did not do and was put aside"
-        parts.append(f"the other run's calibration {use}")
+        parts.append(_carried_text(prior["carried"]))
     if prior["state"] != "unused":
         count = sum(
             t["origin"] == "simulator" and t.get("label") in PROPOSED for t in document["trials"]
@@ -72,3 +71,10 @@ def prior_text(document: Mapping[str, Any]) -> str:
         )
     parts += [f"no simulator: {problem}" for problem in prior["problems"][:1]]
     return "; ".join(parts)
+
+
+def _carried_text(carried: Mapping[str, Any]) -> str:
+    use = "was used" if carried["is_trusted"] else "did not do and was put aside"
+    error = carried["median_error"]
+    off = "" if error is None else f", off by {error:.0%} in tokens/s or TPOT on the defaults,"
+    return f"the other run's calibration{off} {use}"
