@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.calibrating import carried_model, residuals_of, stored_calibration
 from tuner.clock import Clock
-from tuner.engines.resolve import real_engine
 from tuner.errors import UsageError
+from tuner.launch_groups import LIVE_SETTINGS
 from tuner.prediction.calibration import KvSpace
 from tuner.prediction.models import EngineModel, ProfileModel
 from tuner.prediction.predict import Predictor
 from tuner.prediction.residuals import Residuals
-from tuner.records import EngineConfig
+from tuner.records import EngineConfig, Settings
 from tuner.run import Plan, read_config, stored_engine
+from tuner.secrets import is_secret
 from tuner.simulator.profile import FALLBACK_MODEL, find_model_shape, profile_names
 from tuner.store.run_folder import RunFolder
 
-# Options that say how an engine is reached, not how fast it is.
-_NO_MATTER = frozenset({"api_key", "served_model_name", "host", "port"})
+# Options that say how an engine is reached, not how fast it is; as secrets do.
+_NO_MATTER = frozenset({"served_model_name", "host", "port"})
 _OTHERS = (
     "a calibration knows only the engine that was measured; for another KV cache give "
     "--kv-cache-tokens, for another engine --profile, or tune a run of it"
@@ -54,6 +55,7 @@ class KnownEngine:
         details: where the knowledge comes from.
         residuals: how far it was seen to be off.
         notes: what a reader has to know beside the figures.
+        pinned: limits that all settings are to have, where the engine was measured without them.
     """
 
     model: EngineModel
@@ -61,6 +63,7 @@ class KnownEngine:
     details: dict[str, Any]
     residuals: Residuals
     notes: tuple[str, ...] = ()
+    pinned: Settings = field(default_factory=dict)
 
 
 def known_engine(plan: Plan, sources: Sources, *, clock: Clock) -> KnownEngine:
@@ -92,10 +95,11 @@ def _profiled(plan: Plan, profile: str | None) -> KnownEngine:
     if str(named).lower() not in (name.lower() for name in profile_names()):
         raise UsageError([f"--profile {named}: unknown; there are: {names}"])
     simulated = replace(engine, kind="simulated", fixed={**engine.fixed, "profile": named})
-    launched = real_engine(plan.config, engine)
+    # vLLM knows no profiles.
+    without = {name: value for name, value in engine.fixed.items() if name != "profile"}
     return KnownEngine(
         ProfileModel(simulated),
-        simulated if launched.kind == "simulated" else launched,
+        simulated if engine.kind == "simulated" else replace(engine, fixed=without),
         {"profile": named},
         Residuals.of([]),
         tuple(_model_notes(plan)),
@@ -128,7 +132,12 @@ def _calibrated(plan: Plan, path: Path, kv_cache_tokens: int | None, clock: Cloc
         kv = KvSpace(max(1, kv_cache_tokens // block), block)
         model = replace(model, calibration=replace(model.calibration, kv=kv))
     details = {"calibration": {"run": str(path), **dataclasses.asdict(model.calibration)}}
-    return KnownEngine(model, engine, details, residuals, tuple(_trust_notes(residuals)))
+    pinned = {
+        name: value
+        for name, value in plan.engine.config.fixed.items()
+        if name in LIVE_SETTINGS and name not in engine.fixed
+    }
+    return KnownEngine(model, engine, details, residuals, tuple(_trust_notes(residuals)), pinned)
 
 
 def _trust_notes(residuals: Residuals) -> Iterator[str]:
@@ -145,16 +154,17 @@ def _differences(plan: Plan, measured: EngineConfig, path: Path) -> Iterator[str
 
     What is not said is as in the run.
     """
-    asked = plan.engine.config
+    asked, given = plan.engine.config, plan.config.options.model_fields_set
     if plan.config.options.model is not None and asked.model != measured.model:
         yield f"--model {asked.model}: {path} measured {measured.model}"
     for name, wanted in asked.fixed.items():
         had = measured.fixed.get(name)
-        if wanted != had and name not in _NO_MATTER:
-            was = "without it" if had is None else f"with {had}"
-            yield f"--engine-arg {name}={wanted}: {path} was measured {was}"
-    if asked.tensor_parallel_size != measured.tensor_parallel_size:
-        yield (
-            f"--gpus-per-engine {asked.tensor_parallel_size}: {path} measured engines of "
-            f"{measured.tensor_parallel_size}"
-        )
+        if wanted == had or name in _NO_MATTER or is_secret(name, wanted):
+            continue
+        if had is None and name in LIVE_SETTINGS:
+            continue
+        was = "without it" if had is None else f"with {had}"
+        yield f"--engine-arg {name}={wanted}: {path} was measured {was}"
+    wanted_gpus, had_gpus = asked.tensor_parallel_size, measured.tensor_parallel_size
+    if "gpus_per_engine" in given and wanted_gpus != had_gpus:
+        yield f"--gpus-per-engine {wanted_gpus}: {path} measured engines of {had_gpus}"

@@ -15,6 +15,7 @@ from search_spaces import fingerprint
 from tuner.clock import Clock
 from tuner.config import RunConfig
 from tuner.engines import launch_command
+from tuner.errors import UsageError
 from tuner.known_engine import KnownEngine, Sources, known_engine
 from tuner.prediction.models import EngineModel
 from tuner.prediction.predict import Predictor
@@ -50,6 +51,15 @@ class FleetLoad:
         share = self.total_load / self.engines
         return float(math.ceil(share)) if mode == "concurrency" else share
 
+    def together(self, level: LevelResult, *, most: float | None) -> dict[str, float | None]:
+        """What all engines do where one does so; a load in all that they have is no more."""
+        load, tokens = self.engines * level.load.value, level.metrics.output_tokens_per_s
+        part = 1.0 if most is None else min(1.0, most / load)
+        return {
+            "load": part * load,
+            "output_tokens_per_s": None if tokens is None else part * self.engines * tokens,
+        }
+
 
 def predict_space(
     plan: Plan, sources: Sources, *, clock: Clock, total_load: float | None = None
@@ -66,13 +76,12 @@ def predict_space(
         UsageError: when nothing says which engine it would be, or a run measured another one.
         TunerError: when a run cannot be calibrated from.
     """
-    config = plan.config
-    mode = config.options.load
-    fleet = FleetLoad(plan.workers * config.options.gpus_per_engine, plan.workers, total_load)
-    if (share := fleet.share(mode)) is not None:
-        config = replace(config, workload=replace(config.workload, target_load=share))
     known = known_engine(plan, sources, clock=clock)
-    settings = list(_settings(plan))
+    fleet = _fleet(plan.config, known, total_load)
+    config = plan.config
+    if (share := fleet.share(config.options.load)) is not None:
+        config = replace(config, workload=replace(config.workload, target_load=share))
+    settings = list(_settings(plan, known.pinned))
     found = sweep(settings, model=known.model, predictor=_predictor(config, known.model))
     pick = partial(_pick, found, known=known, fleet=fleet)
     return {
@@ -81,6 +90,7 @@ def predict_space(
         **known.details,
         "engine": {"kind": known.launched.kind, "simulated": known.launched.kind == "simulated"},
         "notes": list(known.notes),
+        "typical_error": known.residuals.typical_error,
         "residuals": _residuals_data(known.residuals),
         "model": known.launched.model,
         "workload": workload_data(config),
@@ -97,6 +107,16 @@ def predict_space(
             "latency_first": pick(found.latency_first, load=found.target_load),
         },
     }
+
+
+def _fleet(config: RunConfig, known: KnownEngine, total_load: float | None) -> FleetLoad:
+    """As many engines as the GPUs make; one where none are named."""
+    each = known.launched.tensor_parallel_size
+    gpus = config.options.gpus or each
+    if gpus % each:
+        problem = f"--gpus {gpus} cannot be shared out in groups of {each} (--gpus-per-engine)"
+        raise UsageError([problem])
+    return FleetLoad(gpus, gpus // each, total_load)
 
 
 def _predictor(config: RunConfig, model: EngineModel) -> Predictor:
@@ -131,19 +151,22 @@ def _bands(level: LevelResult | None, residuals: Residuals) -> dict[str, Any]:
     found = {}
     for name in COMPARED:
         band, value = residuals.band(name), getattr(level.metrics, name)
+        if name == "output_tokens_per_s" and level.load.mode == "rate":
+            # What arrives, whatever the engine.
+            continue
         if band is not None and value is not None:
             found[name] = {"low": value * band.low, "high": value * band.high}
     return found
 
 
-def _settings(plan: Plan) -> Iterator[Settings]:
+def _settings(plan: Plan, pinned: Settings) -> Iterator[Settings]:
     """The defaults and named settings, then the space, or what is drawn of a large one."""
     known: set[str] = set()
     rest = plan.config.space.candidates(MOST_SETTINGS, seed=plan.config.options.seed)
     for settings in itertools.chain((s for _, s in plan.references), rest):
         if fingerprint(settings) not in known:
             known.add(fingerprint(settings))
-            yield settings
+            yield {**settings, **pinned}
 
 
 def _prediction(predicted: PredictedSetting, found: Sweep, known: KnownEngine) -> dict[str, Any]:
@@ -181,7 +204,6 @@ def _pick(
     if load is not None:
         level = predicted.level_at(load) or level
     assert level is not None
-    tokens = level.metrics.output_tokens_per_s
     return {
         "number": number,
         "settings": dict(predicted.settings),
@@ -193,8 +215,5 @@ def _pick(
         "worst_ratio": level.worst_ratio,
         "holds": level.holds,
         "limited_by": None if predicted.limit is None else predicted.limit.kind,
-        "fleet": {
-            "load": fleet.engines * level.load.value,
-            "output_tokens_per_s": None if tokens is None else fleet.engines * tokens,
-        },
+        "fleet": fleet.together(level, most=None if load is None else fleet.total_load),
     }

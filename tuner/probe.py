@@ -44,11 +44,15 @@ def drive_probe(
         problem = _meter_problem(report, spec)
         if problem:
             continue
-        probe = _probe(probe_spec, report, sampler)
+        driven = _probe(probe_spec, report, sampler)
         # A fresh measurement is judged whole: a cut may take away what was slow by chance.
-        probe = steady_part(probe, may_cut=point.may_stop_early)
-        checks = check_probes([probe], slo=spec.slo)
-        times = longer_by(probe, checks, workload=spec.workload)
+        probe = steady_part(driven, may_cut=point.may_stop_early)
+        times = longer_by(
+            probe,
+            check_probes([probe], slo=spec.slo),
+            workload=spec.workload,
+            warm_up_s=driven.window_start_s,
+        )
         if attempt + 1 == _ATTEMPTS or times == 1:
             return probe
         # What looked fine too soon is measured to its end this time.

@@ -96,31 +96,17 @@ def make_plan(config: RunConfig, *, is_stored: bool = False, starts_engines: boo
     Args:
         config: of the run.
         is_stored: whether the run exists already, and what it was allowed then is allowed.
-        starts_engines: whether this machine is to have the GPUs; a prediction needs none.
+        starts_engines: whether this machine is to start engines; a prediction needs neither GPUs
+            nor vLLM, and makes no certificate.
 
     Raises:
         UsageError: when they do not fit this machine.
     """
     config = config.with_secrets()
-    engine = resolve_engine(config)
+    engine = resolve_engine(config, is_started=starts_engines)
     options = config.options
-    own_gpus = engine.gpu_ids if starts_engines else ()
-    gpus = options.gpus or len(own_gpus) or options.gpus_per_engine
-    problems = []
-    if options.confirm.replicates < 2 and not is_stored:
-        problems.append("confirm.replicates: 1 certifies nothing; at least 2, better 5")
-    if gpus % options.gpus_per_engine:
-        problems.append(
-            f"--gpus {gpus} cannot be shared out in groups of {options.gpus_per_engine} "
-            "(--gpus-per-engine)"
-        )
-    if own_gpus and options.ray_address is None and gpus > len(own_gpus):
-        problems.append(f"--gpus {gpus}: this machine shows {len(own_gpus)} GPUs")
-    live_dir = options.engine.live_dir
-    if options.live and live_dir is not None and not live_dir.is_dir():
-        problems.append(
-            f"engine.live_dir: {live_dir} is no folder; make it, and mount it into the container"
-        )
+    gpus = options.gpus or len(engine.gpu_ids) or options.gpus_per_engine
+    problems = _start_problems(config, engine, gpus, is_stored=is_stored) if starts_engines else []
     calibration = options.calibration
     if calibration is not None and not is_stored and not (calibration / CONFIG).is_file():
         problems.append(f"--calibration {calibration}: is no run folder (it has no {CONFIG})")
@@ -139,6 +125,29 @@ def make_plan(config: RunConfig, *, is_stored: bool = False, starts_engines: boo
         logical_gpus=None if engine.gpu_ids else gpus,
         references=_references(config.space, engine.config),
     )
+
+
+def _start_problems(
+    config: RunConfig, engine: ResolvedEngine, gpus: int, *, is_stored: bool
+) -> list[str]:
+    """What keeps this machine from starting the run's engines."""
+    options = config.options
+    problems = []
+    if options.confirm.replicates < 2 and not is_stored:
+        problems.append("confirm.replicates: 1 certifies nothing; at least 2, better 5")
+    if gpus % options.gpus_per_engine:
+        problems.append(
+            f"--gpus {gpus} cannot be shared out in groups of {options.gpus_per_engine} "
+            "(--gpus-per-engine)"
+        )
+    if engine.gpu_ids and options.ray_address is None and gpus > len(engine.gpu_ids):
+        problems.append(f"--gpus {gpus}: this machine shows {len(engine.gpu_ids)} GPUs")
+    live_dir = options.engine.live_dir
+    if options.live and live_dir is not None and not live_dir.is_dir():
+        problems.append(
+            f"engine.live_dir: {live_dir} is no folder; make it, and mount it into the container"
+        )
+    return problems
 
 
 def start_run(

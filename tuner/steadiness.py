@@ -50,7 +50,9 @@ def steady_part(probe: Probe, *, may_cut: bool) -> Probe:
     return replace(probe, unsteady=_overload(probe))
 
 
-def longer_by(probe: Probe, checks: Sequence[SloCheck], *, workload: Workload) -> int:
+def longer_by(
+    probe: Probe, checks: Sequence[SloCheck], *, workload: Workload, warm_up_s: float
+) -> int:
     """With how many times the requests a probe that is too short is to be repeated; 1: it is not.
 
     Too few are left after the warm-up cut, or it never settled. An open loop fills the engine for
@@ -58,26 +60,27 @@ def longer_by(probe: Probe, checks: Sequence[SloCheck], *, workload: Workload) -
     or the probe ended because it does, nothing more is to be learned.
 
     Args:
-        probe: as driven.
+        probe: as driven, its steady part.
         checks: of its targets.
         workload: that was driven.
+        warm_up_s: how long the warm-up was, before anything was cut.
     """
     if probe.stopped_early or slo_holds(checks) is False:
         return 1
+    if probe.unsteady:
+        # While the engine fills, requests are still faster than they will be.
+        return min(_LONGER * _fillings(probe, warm_up_s), _MOST_LONGER)
     # Where the workload itself says how many requests, few are what the user asked for.
     is_short = workload.requests is None and any(c.n < c.n_needed for c in checks)
-    if not is_short and not probe.unsteady:
-        return 1
-    # While the engine fills, requests are still faster than they will be.
-    return min(_LONGER * _fillings(probe), _MOST_LONGER)
+    return _LONGER if is_short else 1
 
 
-def _fillings(probe: Probe) -> int:
+def _fillings(probe: Probe, warm_up_s: float) -> int:
     """How many of an open loop's warm-ups last as long as its requests, at least 1."""
     e2e_ms = percentile(defined(RequestColumns.of(probe.records).measured.e2e_ms), 95)
-    if probe.load.mode == "concurrency" or e2e_ms is None or probe.window_start_s <= 0:
+    if probe.load.mode == "concurrency" or e2e_ms is None or warm_up_s <= 0:
         return 1
-    return max(1, math.ceil(e2e_ms / 1000 / probe.window_start_s))
+    return max(1, math.ceil(e2e_ms / 1000 / warm_up_s))
 
 
 def _measured_from(probe: Probe, *, index: int, start_s: float) -> Probe:

@@ -54,6 +54,11 @@ CALLS = {
     "fast rate": ("predict", *FAST, "--load", "rate", "--set", "confirm.requests=100"),
     "fast closed": ("predict", *FAST),
     "run": ("predict", "--config", "from_run.yaml", "--json"),
+    "beyond the ladder": ("predict", "--set", "workload.levels=[2]", "--total-load", "6", "--json"),
+    "beyond the search": ("predict", "--set", "capacity.max_load=4", "--total-load", "6", "--json"),
+    "elsewhere": ("predict", "--config", "elsewhere.yaml", "--json"),
+    "pinned": ("predict", "--config", "pinned.yaml", "--json"),
+    "profile wins": ("predict", "--set", "calibration=/gone/run", "--profile", "demo"),
     "run, few requests": ("predict", "--calibration", RUN, "--slo", "p95_ttft=60s", "--json"),
     "another model": ("predict", "--calibration", RUN, "--model", "Qwen/Qwen2.5-7B-Instruct"),
     "another engine": ("predict", "--calibration", RUN, "--engine-arg", "max_model_len=128"),
@@ -67,6 +72,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     (folder / "tune.yaml").write_text(yaml.safe_dump(CONFIG))
     from_run = {"slo": "p95_ttft=60s", "calibration": RUN, "space": CONFIG["space"]}
     (folder / "from_run.yaml").write_text(yaml.safe_dump(from_run | {"capacity": {"max_load": 32}}))
+    # A machine that could start none of it.
+    away = {"command": ["/gone/vllm", "serve"], "kind": "vllm", "live_dir": "/gone"}
+    (folder / "elsewhere.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "engine": away, "gpus": 64, "gpus_per_engine": 2})
+    )
+    pinned = {**from_run, "space": {"parameters": {"max_num_seqs": {"choice": [4, 8]}}}}
+    pinned["engine_arg"] = {"max_num_batched_tokens": 128, "hf_token": "hf_of_somebody_else"}
+    (folder / "pinned.yaml").write_text(yaml.safe_dump(pinned | {"capacity": {"max_load": 32}}))
     return dict(zip(CALLS, tune_many(list(CALLS.values()), cwd=folder), strict=True))
 
 
@@ -179,14 +192,26 @@ def test_half_the_gpus_are_asked_for_by_gpus_and_total_load(answers: dict[str, A
     document = _document(answers["fleet"])
     assert document["fleet"] == {"gpus": 4, "engines": 4, "total_load": 42.0}
     assert document["target_load"] == 11
+    latency = document["recommendations"]["latency_first"]
     for pick in document["recommendations"].values():
-        assert pick["fleet"]["load"] == 4 * pick["load"]["value"]
-        tokens = 4 * pick["metrics"]["output_tokens_per_s"]
+        # One of the engines has 11, the others have 10 or 11; together no more than they are asked.
+        load = 4 * pick["load"]["value"] if pick is not latency else 42
+        assert pick["fleet"]["load"] == pytest.approx(load)
+        tokens = load * pick["metrics"]["output_tokens_per_s"] / pick["load"]["value"]
         assert pick["fleet"]["output_tokens_per_s"] == pytest.approx(tokens)
     said = " ".join(answers["fleet text"].out.split())
     assert "42 concurrent on 4 engines, 11 concurrent each, is predicted to hold" in said
     assert answers["too much"].code == 3
-    assert "is too much: they carry" in " ".join(answers["too much"].out.split())
+    assert "is not predicted to hold; they carry" in " ".join(answers["too much"].out.split())
+
+
+def test_a_load_beyond_what_was_looked_at_is_looked_at(answers: dict[str, Answer]) -> None:
+    """The end of a ladder, or of what a search may drive, is no capacity."""
+    for name in ("beyond the ladder", "beyond the search"):
+        document = _document(answers[name])
+        pick = document["recommendations"]["latency_first"]
+        assert pick["load"]["value"] == document["target_load"]
+        assert pick["holds"] is True
 
 
 def test_a_run_can_be_named_in_the_config(answers: dict[str, Answer]) -> None:
@@ -195,6 +220,25 @@ def test_a_run_can_be_named_in_the_config(answers: dict[str, Answer]) -> None:
     assert document["source"] == "calibration"
     command = document["recommendations"]["throughput_first"]["launch_command"]
     assert "--enforce-eager" in command
+
+
+def test_a_prediction_needs_nothing_that_an_engine_would(answers: dict[str, Answer]) -> None:
+    """Neither vLLM, GPUs nor folders; the fleet is as it is asked for."""
+    answer = answers["elsewhere"]
+    assert answer.code == 0, answer.err
+    document = _document(answer)
+    assert document["fleet"] == {"gpus": 64, "engines": 32, "total_load": None}
+    assert document["recommendations"]["throughput_first"]["launch_command"][0] == "/gone/vllm"
+    assert answers["profile wins"].code == 0, answers["profile wins"].err
+
+
+def test_limits_of_a_measured_engine_can_be_pinned(answers: dict[str, Answer]) -> None:
+    """What the simulator knows how to change is no other engine; nor is another secret."""
+    answer = answers["pinned"]
+    assert answer.code == 0, answer.err
+    for predicted in _document(answer)["predictions"]:
+        assert predicted["settings"]["max_num_batched_tokens"] == 128
+        assert predicted["capacity"] is not None
 
 
 def test_a_promise_that_the_runs_requests_cannot_resolve_is_predicted(
@@ -227,9 +271,9 @@ def test_a_setting_that_cannot_start_says_why(answers: dict[str, Answer]) -> Non
         ("kv text", "--kv-cache-tokens many: expected a whole number"),
         ("kv sign", "expected a whole number from 1 to"),
         ("kv huge", "expected a whole number from 1 to"),
-        ("no load", "--total-load -3: expected a number above 0"),
+        ("no load", "--total-load -3: expected a number from 0.001"),
         ("not shared out", "--gpus 3 cannot be shared out in groups of 2"),
-        ("another model", "measured /work/main/.cache/models/SmolLM2-135M-Instruct"),
+        ("another model", "--model Qwen/Qwen2.5-7B-Instruct: "),
         ("another engine", "--engine-arg max_model_len=128: "),
         ("another engine", "knows only the engine that was measured"),
     ],

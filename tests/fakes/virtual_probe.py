@@ -43,11 +43,17 @@ def virtual_probe(
     )
     needed = requests_needed(slo, class_shares=workload.class_shares)
     requests = workload.measured_requests(point.load, needed=max(needed, point.requests or 0))
-    probe = drive(requests=requests, may_look_fine=True)
-    times = longer_by(probe, check_probes([probe], slo=slo), workload=workload)
+    driven = drive(requests=requests, may_look_fine=True)
+    probe = steady_part(driven, may_cut=point.may_stop_early)
+    times = longer_by(
+        probe,
+        check_probes([probe], slo=slo),
+        workload=workload,
+        warm_up_s=driven.window_start_s,
+    )
     if times > 1:
-        probe = drive(requests=times * requests, may_look_fine=False)
-    return probe
+        driven = drive(requests=times * requests, may_look_fine=False)
+    return steady_part(driven, may_cut=point.may_stop_early)
 
 
 def _drive(
@@ -81,7 +87,7 @@ def _drive(
                 end_s=stop_s,
                 stopped_early=reason,
             )
-    return steady_part(probe, may_cut=point.may_stop_early)
+    return probe
 
 
 def _shortened(probe: Probe, shape: ProbeShape, enough: int) -> Probe:

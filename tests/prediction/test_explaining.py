@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from search_spaces import Choice, IntRange, Parameter, PowerOfTwo, Value
-from tuner.explaining import neighbours
+from tuner.clock import SystemClock
+from tuner.explaining import neighbours, simulated_view
 from tuner.report.explain import value_change
+from tuner.report.markdown import markdown_report
+from tuner.run import read_config, stored_engine
+from tuner.store.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -38,3 +46,27 @@ def test_changes_are_told_in_percent() -> None:
     assert value_change("tokens/s", 1000.0, 1001.0) == "tokens/s as before"
     assert value_change("tokens/s", None, 3.0) == ""
     assert value_change("tokens/s", 3.0, None) == ""
+
+
+def test_what_only_a_start_can_change_is_named_and_not_guessed() -> None:
+    """The scheduler's limits are stepped, switches included; data types are not."""
+    example = Path(__file__).parent.parent.parent / "runs" / "example-vllm-cpu"
+    folder = RunFolder.open(example, clock=SystemClock())
+    config = read_config(example)
+    more: dict[str, Parameter] = {
+        "enable_chunked_prefill": Choice((True, False)),
+        "kv_cache_dtype": Choice(("auto", "fp8")),
+        "max_num_batched_tokens": Choice((128, 512, 2048, 4096)),
+    }
+    space = replace(config.space, parameters={**config.space.parameters, **more})
+    config = replace(config, space=space)
+    document = json.loads((example / "report.json").read_text())
+    engine = stored_engine(folder, config)
+    view = simulated_view(folder, config=config, engine=engine, document=document)
+    assert view is not None
+    assert view["not_simulated"] == ["kv_cache_dtype"]
+    stepped = {step["setting"] for step in view["steps"]["throughput_first"]}
+    assert {"max_num_seqs", "max_num_batched_tokens"} <= stepped
+    assert "kv_cache_dtype" not in stepped
+    text = markdown_report({**document, "simulator": view})
+    assert "Only a start of its own shows what kv_cache_dtype would do." in text

@@ -64,6 +64,7 @@ def test_limits_move_by_what_predictions_are_off() -> None:
         ({"output_tokens_per_s": 101.0, "p50_ttft_ms": 200.0}, 0.5, False),
         ({"p50_tpot_ms": 20.0}, None, False),
         ({"output_tokens_per_s": 100.0}, None, False),
+        ({"output_tokens_per_s": 100.0, "p50_tpot_ms": float("nan")}, None, False),
     ],
 )
 def test_predictions_are_trusted_by_throughput_and_pace(

@@ -54,9 +54,17 @@ def test_what_no_engine_could_be_is_refused(place: str, value: object) -> None:
         calibration_from(data)
 
 
-def test_steps_that_take_no_time_are_refused() -> None:
-    """All coefficients 0 would make an engine without an end."""
-    data = calibration_data(_calibration(StepTimeModel(0.0, 1e-5, 0.0, 0.0, 0.0)), trials=1)
+@pytest.mark.parametrize(
+    "model",
+    [
+        StepTimeModel(0.0, 1e-5, 0.0, 0.0, 0.0),
+        StepTimeModel(1e-300, 1e-5, 0.0, 1e-7, 0.0),
+        StepTimeModel(0.01, 1e-5, 1e-4, 0.0, 0.0, DecodeRegime(95, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_steps_that_take_no_time_are_refused(model: StepTimeModel) -> None:
+    """In either regime; such an engine would have no end."""
+    data = calibration_data(_calibration(model), trials=1)
     with pytest.raises(ValueError, match="no time"):
         calibration_from(json.loads(json.dumps(data)))
 

@@ -12,7 +12,6 @@ from objectives import (
     Probe,
     RequestRecord,
     RequestRole,
-    SloCheck,
     check_slo,
     compute_metrics,
     parse_slo,
@@ -121,37 +120,54 @@ def test_an_unsteady_open_loop_comes_again_until_its_warm_up_fills_the_engine(
 ) -> None:
     """Fast engines hold many requests that arrive within seconds; eight times at most."""
     probe = _after_warm_up([10.0] * 200, e2e_s=e2e_s, rate=rate)
-    unsteady = replace(probe, unsteady="only 10 of 100")
-    assert longer_by(unsteady, _checks(unsteady), workload=WORKLOAD) == times
+    assert _longer_by(replace(probe, unsteady="only 10 of 100")) == times
+
+
+def test_the_slow_requests_count_and_the_warm_up_as_it_was() -> None:
+    """A tenth that takes 35 s fills the engine that long; what was cut is no warm-up next time."""
+    values = [10.0] * 200
+    few_slow = _after_warm_up(values, e2e_s=[35.0 if i % 10 == 0 else 1.0 for i in range(200)])
+    assert _longer_by(replace(few_slow, unsteady="only 10 of 100")) == 8
+    rising = _after_warm_up([1.0] * 40 + [400.0] * 160, e2e_s=35.0)
+    cut = steady_part(rising, may_cut=True)
+    assert cut.window_start_s > rising.window_start_s
+    assert _longer_by(replace(cut, unsteady="only 10 of 100")) == 8
 
 
 def test_a_probe_that_says_enough_does_not_come_again() -> None:
     """Steady and resolved, failed, or ended early: more requests would change nothing."""
-    probe = _after_warm_up([10.0] * 200, e2e_s=35.0, rate=True)
-    assert longer_by(probe, _checks(probe), workload=WORKLOAD) == 1
-    failed = replace(_after_warm_up([900.0] * 200, e2e_s=35.0, rate=True), unsteady="only 10")
-    assert longer_by(failed, _checks(failed), workload=WORKLOAD) == 1
-    ended = replace(probe, stopped_early="fails", unsteady="only 10")
-    assert longer_by(ended, _checks(ended), workload=WORKLOAD) == 1
+    probe = _after_warm_up([10.0] * 200, e2e_s=35.0)
+    assert _longer_by(probe) == 1
+    failed = _after_warm_up([900.0] * 200, e2e_s=35.0)
+    assert _longer_by(replace(failed, unsteady="only 10")) == 1
+    assert _longer_by(replace(probe, stopped_early="fails", unsteady="only 10")) == 1
 
 
 def test_too_few_requests_come_again_unless_the_workload_names_them() -> None:
-    """A target that they cannot resolve asks for more; a number of the user's is left."""
-    probe = _after_warm_up([10.0], e2e_s=1.0, rate=True)
-    open_to_more = replace(WORKLOAD, requests=None)
-    assert longer_by(probe, _checks(probe), workload=open_to_more) == 2
-    assert longer_by(probe, _checks(probe), workload=replace(WORKLOAD, requests=1)) == 1
+    """A target that they cannot resolve asks for twice as many; a number of the user's is left."""
+    probe = _after_warm_up([10.0], e2e_s=500.0)
+    assert _longer_by(probe) == 2
+    assert _longer_by(probe, requests=1) == 1
 
 
-def _after_warm_up(ttfts_ms: list[float], *, e2e_s: float, rate: bool) -> Probe:
-    """A second apart, the first of them after 10 s."""
+def _longer_by(probe: Probe, *, requests: int | None = None) -> int:
+    """After a warm-up of 10 s."""
+    checks = check_slo([probe], slo=SLO, metrics=compute_metrics([probe], slo=SLO))
+    workload = replace(WORKLOAD, requests=requests)
+    return longer_by(probe, checks, workload=workload, warm_up_s=_WARM_UP_S)
+
+
+_WARM_UP_S = 10.0
+
+
+def _after_warm_up(
+    ttfts_ms: list[float], *, e2e_s: float | list[float], rate: bool = True
+) -> Probe:
+    """Requests a second apart, the first of them after the warm-up."""
+    ends_s = e2e_s if isinstance(e2e_s, list) else [e2e_s] * len(ttfts_ms)
     records = [
-        make_record(i, scheduled_s=10.0 + i, ttft_ms=ttft, gaps_ms=[1000 * e2e_s - ttft])
-        for i, ttft in enumerate(ttfts_ms)
+        make_record(i, scheduled_s=_WARM_UP_S + i, ttft_ms=ttft, gaps_ms=[1000 * end_s - ttft])
+        for i, (ttft, end_s) in enumerate(zip(ttfts_ms, ends_s, strict=True))
     ]
-    probe = make_probe(records, window=(10.0, 10.0 + len(records)))
+    probe = make_probe(records, window=(_WARM_UP_S, _WARM_UP_S + len(records)))
     return replace(probe, load=Load("rate", 1.0)) if rate else probe
-
-
-def _checks(probe: Probe) -> tuple[SloCheck, ...]:
-    return check_slo([probe], slo=SLO, metrics=compute_metrics([probe], slo=SLO))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -40,16 +39,7 @@ def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _interrupt)
     arguments = sys.argv[1:]
-    try:
-        app(args=_with_default_command(arguments), prog_name="tune")
-    except BrokenPipeError:
-        _leave_reader()
-        sys.exit(0)
-
-
-def _leave_reader() -> None:
-    """Say no more: the reader (`| head`) has gone; what it wanted, it has."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app(args=_with_default_command(arguments), prog_name="tune")
 
 
 def _interrupt(*_: object) -> None:
@@ -349,8 +339,4 @@ def _finish(command: Any) -> None:
         raise typer.Exit(_EXIT_ERROR) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(_EXIT_INTERRUPTED) from error
-    except BrokenPipeError as error:
-        # Here, before the option parser makes an error of it.
-        _leave_reader()
-        raise typer.Exit(0) from error
     raise typer.Exit(code)

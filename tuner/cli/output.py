@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -51,9 +52,12 @@ def harmless(text: str) -> str:
 
 
 def print_result(text: str) -> None:
-    """A result, for stdout."""
-    print(harmless(text))
-    sys.stdout.flush()
+    """A result, for stdout; a reader that has gone (`| head`) has what it wanted."""
+    try:
+        print(harmless(text))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from tuner.run import make_plan
 from tuner.store.run_folder import CONFIG
 
 _MOST_TOKENS = 10**12
+_LEAST_LOAD, _MOST_LOAD = 1e-3, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ def predict(request: RunRequest, asked: Question) -> int:
     """Predict; the exit code: 3 where no setting is predicted to meet the SLO."""
     tokens, total_load = _tokens(asked.kv_cache_tokens), _load(asked.total_load)
     config = config_of(_with_run(request, asked)).without_secrets()
-    plan = make_plan(config, starts_engines=False)
-    # A profile that is asked for wins over a calibration that the file names.
-    calibration = config.options.calibration if asked.profile is None else None
+    if asked.profile is not None:
+        # It wins over a calibration that the file names.
+        config = replace(config, options=config.options.model_copy(update={"calibration": None}))
     document = predict_space(
-        plan,
-        Sources(calibration, asked.profile, tokens),
+        make_plan(config, starts_engines=False),
+        Sources(config.options.calibration, asked.profile, tokens),
         clock=SystemClock(),
         total_load=total_load,
     )
@@ -88,6 +89,7 @@ def _load(text: str | None) -> float | None:
         load = float(text)
     except ValueError:
         load = math.nan
-    if not 0 < load < math.inf:
-        raise UsageError([f"--total-load {text}: expected a number above 0, as 200"])
+    if not _LEAST_LOAD <= load <= _MOST_LOAD:
+        problem = f"expected a number from {_LEAST_LOAD:g} to {_MOST_LOAD:g}, as 200"
+        raise UsageError([f"--total-load {text}: {problem}"])
     return load

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,8 @@ from tuner.errors import UsageError
 from tuner.records import EngineConfig
 
 _MODULE = "vllm.entrypoints.openai.api_server"
-_ANYWHERE = (("vllm", "serve"), None)
+# How vLLM starts where it is installed.
+_ELSEWHERE = (("vllm", "serve"), None)
 _INSTALL = "pip install 'vllm-slo-tuner[vllm]'"
 
 
@@ -36,13 +37,17 @@ class ResolvedEngine:
     gpu_ids: tuple[str, ...]
 
 
-def resolve_engine(config: RunConfig) -> ResolvedEngine:
+def resolve_engine(config: RunConfig, *, is_started: bool = True) -> ResolvedEngine:
     """Real vLLM where it is installed and a GPU is visible or a model is named, else simulated.
+
+    Args:
+        config: of the run.
+        is_started: whether this machine is to start it; else it is vLLM unless asked otherwise.
 
     Raises:
         UsageError: when vLLM is asked for and is not there.
     """
-    kind, reason = _choose_kind(config)
+    kind, reason = _choose_kind(config) if is_started else _kind_elsewhere(config)
     command, model_flag = _command(config, kind)
     options = config.options
     return ResolvedEngine(
@@ -59,23 +64,8 @@ def resolve_engine(config: RunConfig) -> ResolvedEngine:
             tensor_parallel_size=options.gpus_per_engine,
         ),
         reason,
-        visible_gpu_ids() if kind == "vllm" else (),
+        visible_gpu_ids() if kind == "vllm" and is_started else (),
     )
-
-
-def real_engine(config: RunConfig, engine: EngineConfig) -> EngineConfig:
-    """The real vLLM that a config would start on a machine that has it; for commands to be shown.
-
-    Args:
-        config: of the run.
-        engine: as it was resolved here.
-    """
-    if engine.kind == "vllm" or config.options.engine.kind == "simulated":
-        return engine
-    own = config.options.engine.command
-    command, model_flag = (own, None) if own else vllm_command() or _ANYWHERE
-    fixed = {name: value for name, value in engine.fixed.items() if name != "profile"}
-    return replace(engine, kind="vllm", command=command, model_flag=model_flag, fixed=fixed)
 
 
 def vllm_command() -> tuple[tuple[str, ...], str | None] | None:
@@ -118,6 +108,12 @@ def _choose_kind(config: RunConfig) -> tuple[Literal["vllm", "simulated"], str]:
     return "simulated", "the simulated engine, because no GPU is visible and no model is named"
 
 
+def _kind_elsewhere(config: RunConfig) -> tuple[Literal["vllm", "simulated"], str]:
+    if config.options.engine.kind == "simulated":
+        return "simulated", "the simulated engine, as asked"
+    return "vllm", "real vLLM, on a machine that has it"
+
+
 def _command(
     config: RunConfig, kind: Literal["vllm", "simulated"]
 ) -> tuple[tuple[str, ...], str | None]:
@@ -126,9 +122,7 @@ def _command(
         return own, "--model" if own[-1] == _MODULE else None
     if kind == "simulated":
         return ("vllm-simulated", "serve"), None
-    found = vllm_command()
-    assert found is not None
-    return found
+    return vllm_command() or _ELSEWHERE
 
 
 def _fixed(config: RunConfig) -> dict[str, Value]:

@@ -116,7 +116,9 @@ class Predictor:
         level = self._judged(probe)
         # However few the user wants to measure: a simulation need not leave it open.
         patient = replace(self.workload, requests=None)
-        times = longer_by(probe, level.checks, workload=patient)
+        times = longer_by(
+            probe, level.checks, workload=patient, warm_up_s=driven.probe.window_start_s
+        )
         if times > 1:
             driven = self._drive(engine, point, times=times)
             level = self._judged(steady_part(driven.probe, may_cut=True))

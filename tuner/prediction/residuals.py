@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -81,7 +82,7 @@ class Residuals:
         for measured, predicted in pairs:
             for name in COMPARED:
                 seen, said = getattr(measured, name), getattr(predicted, name)
-                if seen and said:
+                if seen and said and math.isfinite(seen / said):
                     found[name].append(seen / said)
         return cls({name: tuple(ratios) for name, ratios in found.items()})
 

@@ -20,6 +20,8 @@ _VERSION = 1
 # No step and no request costs more; numbers far beyond would leave a simulation's floats.
 _MOST_S = 3600.0
 _MOST_TOKENS = 10**12
+# Of one sequence; no engine takes less, and a simulation of one would have no end.
+_LEAST_STEP_S = 1e-6
 _MOST_ADDED_TOKENS = 10_000
 
 _Seconds: TypeAlias = Annotated[float, Field(strict=True, ge=0, le=_MOST_S)]
@@ -55,8 +57,9 @@ class _StepTime(_Shape):
 
     @model_validator(mode="after")
     def _takes_time(self) -> _StepTime:
-        if not self.c0_s + self.c2_s_per_seq + self.c3_s_per_kv_token:
-            raise ValueError("a step that only decodes would take no time")
+        for decode in (self, self.large):
+            if decode is not None and decode.c0_s + decode.c2_s_per_seq < _LEAST_STEP_S:
+                raise ValueError("a step that only decodes would take no time")
         return self
 
 

@@ -152,9 +152,12 @@ def predict_setting(
 def _with_target(
     predicted: PredictedSetting, target: float, model: EngineModel, predictor: Predictor
 ) -> PredictedSetting:
-    """With the target load looked at, where the setting carries it."""
-    capacity = predicted.candidate.capacity
-    if capacity is None or capacity < target or predicted.level_at(target) is not None:
+    """With the target load looked at, unless the setting is known to fail there.
+
+    A capacity may be no more than the last load that was looked at.
+    """
+    fails = any(not lv.holds and lv.load.value <= target for lv in predicted.levels)
+    if fails or not predicted.levels or predicted.level_at(target) is not None:
         return predicted
     level = predictor.level(model.engine(predicted.settings), target)
     return replace(predicted, levels=(*predicted.levels, level))

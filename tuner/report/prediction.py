@@ -53,11 +53,12 @@ def _total_load(document: Mapping[str, Any], width: int) -> list[str]:
     if fleet["total_load"] is None or best is None:
         return []
     total = load_text({"mode": mode, "value": fleet["total_load"]})
-    share = load_text({"mode": mode, "value": document["target_load"]})
+    each = load_text({"mode": mode, "value": document["target_load"]})
+    share = "" if fleet["engines"] == 1 else f", {each} each,"
     most = load_text({"mode": mode, "value": best["fleet"]["load"]})
     carried = document["recommendations"]["latency_first"] is not None
-    verdict = "is predicted to hold" if carried else f"is too much: they carry {most}"
-    text = f"{total} on {_engines(fleet)}, {share} each, {verdict}"
+    verdict = "is predicted to hold" if carried else f"is not predicted to hold; they carry {most}"
+    text = f"{total} on {_engines(fleet)}{share} {verdict}"
     return [*textwrap.wrap(text, width), ""]
 
 
@@ -79,13 +80,11 @@ def _source(document: Mapping[str, Any]) -> str:
 
 def _own_error(document: Mapping[str, Any]) -> str:
     """How far the run's own levels are off as predicted; empty where there are none."""
-    tokens = document["residuals"]["output_tokens_per_s"]
-    if tokens["median_error"] is None:
+    error, tokens = document["typical_error"], document["residuals"]["output_tokens_per_s"]
+    if error is None:
         return ""
     band = "; in brackets: 80 % of the measurements" if tokens["low"] is not None else ""
-    return (
-        f"; the tokens/s of its {tokens['n']} measured levels by {tokens['median_error']:.0%}{band}"
-    )
+    return f"; its {tokens['n']} measured levels by {error:.0%} in tokens/s or TPOT{band}"
 
 
 def _table(
